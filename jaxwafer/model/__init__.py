@@ -1,0 +1,18 @@
+"""What a model is: config.json → ModelSpec. One file per family."""
+
+from jaxwafer.errors import UserError
+from jaxwafer.model import llama
+from jaxwafer.model.spec import ModelSpec
+
+# architecture in config.json → the family's reader
+FAMILIES = {"LlamaForCausalLM": llama.spec}
+
+
+def spec_from_config(fields: dict) -> ModelSpec:
+    """The ModelSpec of a Hugging Face config; an architecture or field that is not understood is a UserError."""
+    names = fields.get("architectures") or []
+    for name in names:
+        if name in FAMILIES:
+            return FAMILIES[name](fields)
+    known = ", ".join(sorted(FAMILIES))
+    raise UserError(f"architecture {', '.join(map(str, names)) or '(none given)'} is not supported (supported: {known})")

@@ -1,0 +1,65 @@
+"""Reading a Hugging Face `config.json`: fields are taken one by one, and what is left over must be known not to matter."""
+
+from typing import Any
+
+from jaxwafer.errors import UserError
+
+# Fields that say nothing about the maths of decoding: provenance, training, generation defaults.
+IGNORED = frozenset(
+    """
+    _name_or_path architectures model_type torch_dtype dtype transformers_version use_cache initializer_range
+    attention_dropout pad_token_id bos_token_id eos_token_id unk_token_id pretraining_tp is_llama_config
+    rope_interleaved max_window_layers _attn_implementation_autoset chunk_size_feed_forward output_hidden_states
+    output_attentions return_dict id2label label2id problem_type is_encoder_decoder transformers.js_config
+    """.split()
+)
+
+
+class Config:
+    """A config whose fields must all be understood. `take` a field, `require` a value; `finish` rejects leftovers."""
+
+    def __init__(self, fields: dict[str, Any]):
+        self.fields = fields
+        self._left = {k for k, v in fields.items() if k not in IGNORED and v is not None}
+
+    def take(self, name: str, kind: type, default: Any = ...) -> Any:
+        """The field as `kind` (int, float, bool, str); without a default a missing or null field is an error."""
+        self._left.discard(name)
+        value = self.fields.get(name)
+        if value is None:
+            if default is ...:
+                raise UserError(f"config.json lacks {name!r}")
+            return default
+        numeric = kind is float and isinstance(value, int) and not isinstance(value, bool)
+        if not numeric and type(value) is not kind:
+            raise UserError(f"config.json: {name!r} should be {kind.__name__}, not {value!r}")
+        return kind(value)
+
+    def positive(self, name: str, default: Any = ...) -> int:
+        value = self.take(name, int, default)
+        if value <= 0:
+            raise UserError(f"config.json: {name!r} must be positive, not {value}")
+        return value
+
+    def require(self, name: str, *allowed: Any) -> None:
+        """The field, where it is present, must be one of `allowed`: other values change the maths in ways not built."""
+        self._left.discard(name)
+        value = self.fields.get(name)
+        if value is not None and value not in allowed:
+            raise UserError(f"config.json: {name!r} = {value!r} is not supported (supported: {list(allowed)})")
+
+    def skip(self, *names: str) -> None:
+        """Fields that another reader has understood."""
+        self._left.difference_update(names)
+
+    def native_format(self) -> str:
+        """The format that an unquantised checkpoint of this config holds its matrices in."""
+        name = self.fields.get("torch_dtype") or self.fields.get("dtype") or "bfloat16"
+        formats = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+        if name not in formats:
+            raise UserError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(formats)})")
+        return formats[name]
+
+    def finish(self) -> None:
+        if self._left:
+            raise UserError(f"config.json: {sorted(self._left)[0]!r} is not understood and may change the maths; refusing")

@@ -1,0 +1,43 @@
+"""Llama 2 and 3, SmolLM2 and other `LlamaForCausalLM` checkpoints."""
+
+from jaxwafer.errors import UserError
+from jaxwafer.model.config import Config
+from jaxwafer.model.kinds import GQA, DenseMLP
+from jaxwafer.model.rope import rope_from_config
+from jaxwafer.model.spec import Layer, ModelSpec
+
+
+def spec(fields: dict) -> ModelSpec:
+    config = Config(fields)
+    hidden = config.positive("hidden_size")
+    heads = config.positive("num_attention_heads")
+    kv_heads = config.positive("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise UserError(f"config.json: {heads} attention heads do not divide into {kv_heads} key/value heads")
+    head_dim = config.positive("head_dim", hidden // heads)
+    eps = config.take("rms_norm_eps", float)
+    config.require("hidden_act", "silu")
+    config.require("attention_bias", False)
+    config.require("mlp_bias", False)
+    config.skip("rope_theta", "rope_scaling", "rope_parameters")
+    mixer = GQA(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rope=rope_from_config(fields, dims=head_dim),
+        eps=eps,
+    )
+    mlp = DenseMLP(hidden=hidden, intermediate=config.positive("intermediate_size"), eps=eps)
+    result = ModelSpec(
+        family="llama",
+        hidden=hidden,
+        vocab=config.positive("vocab_size"),
+        layers=(Layer(mixer=mixer, mlp=mlp),) * config.positive("num_hidden_layers"),
+        eps=eps,
+        tied=config.take("tie_word_embeddings", bool, False),
+        max_context=config.positive("max_position_embeddings"),
+        native=config.native_format(),
+    )
+    config.finish()
+    return result

@@ -1,0 +1,57 @@
+"""ModelSpec: everything the engine, the planner and the counters know about a model, and nothing they do not."""
+
+from dataclasses import dataclass
+
+from jaxwafer.model.declare import Axis, Weight
+from jaxwafer.model.kinds import MLP, Mixer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    mixer: Mixer
+    mlp: MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only model.
+
+    family: the config's architecture. layers: in order. tied: the head is the embedding. max_context: positions the
+    model was made for. native: the format name that a bare checkpoint of this config stores its matrices in.
+    """
+
+    family: str
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    eps: float
+    tied: bool
+    max_context: int
+    native: str
+
+    def globals(self) -> tuple[Weight, ...]:
+        """Weights outside the layers: embedding, final norm and, unless tied, the head."""
+        hidden, vocab = Axis(name="hidden", size=self.hidden), Axis(name="vocab", size=self.vocab)
+        weights = [
+            Weight(name="embedding", hub="model.embed_tokens.weight", axes=(vocab, hidden), role="embedding"),
+            Weight(name="final_norm", hub="model.norm.weight", axes=(hidden,), role="vector"),
+        ]
+        if not self.tied:
+            weights.append(Weight(name="head", hub="lm_head.weight", axes=(vocab, hidden), role="head"))
+        return tuple(weights)
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The distinct mixer kinds, in order of first use."""
+        return tuple(dict.fromkeys(layer.mixer for layer in self.layers))
+
+    @property
+    def mlps(self) -> tuple[MLP, ...]:
+        """The distinct MLP kinds, in order of first use."""
+        return tuple(dict.fromkeys(layer.mlp for layer in self.layers))
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights as the checkpoint holds them."""
+        layers = sum(w.size for layer in self.layers for part in (layer.mixer, layer.mlp) for w in part.weights())
+        return layers + sum(w.size for w in self.globals())

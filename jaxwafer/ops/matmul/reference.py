@@ -1,0 +1,18 @@
+"""Plain JAX: write out the dequantised matrix and multiply. The oracle for every other backend."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxwafer.quant.array import QuantizedArray, dequantize
+
+
+def supports(dtype, weight_format: str, platform: str) -> bool:
+    return True
+
+
+def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array) -> jax.Array:
+    matrix = dequantize(weight[index], x.dtype)
+    pad = matrix.shape[-1] - x.shape[-1]
+    if pad:
+        x = jnp.pad(x, ((0, 0), (0, pad)))
+    return jnp.einsum("mk,nk->mn", x, matrix, preferred_element_type=jnp.float32, precision="highest")

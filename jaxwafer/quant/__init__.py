@@ -1,0 +1,1 @@
+"""Number formats: QuantizedArray, packing, per-tensor policy, and what each occupies."""

@@ -1,0 +1,84 @@
+"""What a declared weight occupies: the arrays of its format, their shapes, sharding and bytes on a given mesh.
+
+The loader allocates from this, the planner and the counters add it up, so their bytes are the same by construction.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxwafer.errors import UserError
+from jaxwafer.model.declare import Weight
+from jaxwafer.quant.formats import Format
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One array of a stored weight. shape: global, without stack axes. axes: mesh axes of each dimension."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    axes: tuple[tuple[str, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A weight in a format on a mesh of `wafers` × `cores`; vectors have values alone.
+
+    index: for each axis of the weight the checkpoint index of each stored element (-1: padding), before packing.
+    """
+
+    weight: Weight
+    format: Format
+    values: Part
+    scale: Part | None
+    minimum: Part | None
+    index: tuple[np.ndarray, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(p for p in (self.values, self.scale, self.minimum) if p is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes over all shards, padding included."""
+        return sum(p.nbytes for p in self.parts)
+
+
+def store(weight: Weight, form: Format, *, wafers: int, cores: int) -> Storage:
+    """Place a weight. Inputs that the mesh cuts through a quantisation group are refused, naming tensor and sizes."""
+    shards = [a.shards(wafers, cores) for a in weight.axes]
+    index = tuple(a.placed(n) for a, n in zip(weight.axes, shards, strict=True))
+    shape = tuple(len(i) for i in index)
+    axes = tuple(a.mesh_axes for a in weight.axes)
+    if len(shape) == 1:
+        return Storage(weight=weight, format=form, index=index, scale=None, minimum=None,
+                       values=Part(shape=shape, dtype=form.numpy, axes=axes))  # fmt: skip
+    *outer, inputs = shape
+    if form.group and weight.axes[-1].mesh_axes:
+        _check_groups(weight, form, index[-1], shards[-1])
+    values = Part(shape=(*outer, form.row_bytes(inputs)), dtype=form.numpy, axes=axes)
+    scale = None
+    if form.scale is not None:
+        scale_axes = axes if form.group else (*axes[:-1], ())
+        scale = Part(shape=(*outer, form.groups(inputs)), dtype=form.scale_numpy, axes=scale_axes)
+    return Storage(weight=weight, format=form, index=index, values=values, scale=scale,
+                   minimum=scale if form.minimum else None)  # fmt: skip
+
+
+def _check_groups(weight: Weight, form: Format, index: np.ndarray, shards: int) -> None:
+    """Each stored group of inputs must be one whole group of the checkpoint, or all padding."""
+    axis, local = weight.axes[-1], len(index) // shards
+    groups = np.pad(index, (0, -len(index) % form.group), constant_values=-1).reshape(-1, form.group)
+    start = groups[:, :1]
+    whole = start + np.arange(form.group)
+    kept = (groups == np.where(whole < axis.size, whole, -1)) & (start % form.group == 0)
+    if (local % form.group and shards > 1) or not np.all(kept | (groups < 0)):
+        raise UserError(
+            f"{weight.hub}: axis {axis.name!r} of {axis.size} over {shards} cores gives {local} inputs a core in units of "
+            f"{axis.unit}, which cuts the {form.name} groups of {form.group}; use other weights or fewer cores"
+        )

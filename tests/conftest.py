@@ -1,0 +1,14 @@
+"""Every test runs on 16 virtual CPU devices, with implicit promotion of dtypes and ranks made an error."""
+
+import os
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 16)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+cache = os.environ.get("JAXWAFER_TEST_CACHE", str(Path.home() / ".cache" / "jaxwafer" / "xla"))
+jax.config.update("jax_compilation_cache_dir", cache)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
