@@ -3,6 +3,7 @@
 The loader allocates from this, the planner and the counters add it up, so their bytes are the same by construction.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,13 @@ class Part:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole array, over all its shards."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def device_bytes(self, wafers: int, cores: int) -> int:
+        """Bytes of the shard on one device; what is not sharded is on every device."""
+        sizes = {"wafer": wafers, "core": cores}
+        return self.nbytes // math.prod(sizes[a] for axes in self.axes for a in axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +47,17 @@ class Storage:
     index: tuple[np.ndarray, ...]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return tuple(p for p in (self.values, self.scale, self.minimum) if p is not None)
+    def names(self) -> tuple[str, ...]:
+        """Which of "values", "scale", "minimum" there are."""
+        return tuple(n for n in ("values", "scale", "minimum") if getattr(self, n) is not None)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes over all shards, padding included."""
-        return sum(p.nbytes for p in self.parts)
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(getattr(self, n) for n in self.names)
+
+    def wafer_bytes(self, wafers: int, cores: int) -> int:
+        """Bytes on one wafer (of one layer, for a layer's weight), padding and copies on each core included."""
+        return cores * sum(p.device_bytes(wafers, cores) for p in self.parts)
 
 
 def store(weight: Weight, form: Format, *, wafers: int, cores: int) -> Storage:

@@ -1,0 +1,123 @@
+"""Stream a checkpoint onto its devices, tensor by tensor, each shard straight to where it stays."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxwafer.checkpoint.source import Checkpoint
+from jaxwafer.errors import UserError
+from jaxwafer.model.declare import Weight
+from jaxwafer.partition import tree
+from jaxwafer.partition.placement import Formats, Placement, Stack, hub_name
+from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.convert import convert
+from jaxwafer.quant.formats import choose
+from jaxwafer.quant.storage import Storage
+
+
+def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
+    """The format of each tensor under a weight policy (`quant.formats.POLICIES`), from what the file holds."""
+
+    def formats(name: str, weight: Weight):
+        return choose(policy, weight.role, checkpoint.stored(name))
+
+    return formats
+
+
+def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, formats: dict,
+                 progress: Callable[[int], None] = lambda done: None) -> dict:  # fmt: skip
+    """The weight tree of a placement on `mesh`, in `formats` (layouts and shardings of the tree's arrays).
+
+    At any time the host holds one float tensor and the stored shards of one weight on one wafer. `progress` is called
+    with the bytes that each weight adds, over all devices.
+    """
+
+    def load(storage: Storage, stack: Stack | None) -> dict[str, jax.Array]:
+        pieces = _global_pieces if stack is None else _stack_pieces
+        shards: dict[str, list[jax.Array]] = {}
+        for name, device, shard in pieces(checkpoint, placement, mesh, storage, stack):
+            shards.setdefault(name, []).append(jax.device_put(shard, device))
+        progress(sum(shard.nbytes for on in shards.values() for shard in on))
+        arrays = {}
+        for name, on in shards.items():
+            part = getattr(storage, name)
+            sharding = NamedSharding(mesh, tree.part_spec(stack, part))
+            arrays[name] = jax.make_array_from_single_device_arrays(tree.part_shape(placement, stack, part), sharding, on)
+        return arrays
+
+    loaded: dict[str, jax.Array] = {}
+
+    def leaf(storage: Storage, stack: Stack | None, name: str) -> jax.Array:
+        if name == "values":
+            loaded.update(load(storage, stack))
+        return loaded.pop(name)
+
+    return jax.tree.map(jax.device_put, tree.build(placement, leaf), formats)
+
+
+def _global_pieces(checkpoint, placement, mesh, storage, stack):
+    """(part, device, shard) of a weight outside the layers."""
+    tensor = stored_tensor(checkpoint, storage, None)
+    for name in storage.names:
+        part = getattr(storage, name)
+        indices = NamedSharding(mesh, tree.part_spec(None, part)).devices_indices_map(part.shape)
+        for device, index in indices.items():
+            yield name, device, np.ascontiguousarray(getattr(tensor, name)[index])
+
+
+def _stack_pieces(checkpoint, placement, mesh, storage, stack):
+    """(part, device, shard) of a layer weight, a wafer at a time; positions a wafer does not use are zero."""
+    for wafer, devices in enumerate(mesh.devices):
+        host = {n: np.zeros((1, stack.depth, *getattr(storage, n).shape), getattr(storage, n).dtype) for n in storage.names}
+        for position, layer in enumerate(stack.layers[wafer]):
+            tensor = stored_tensor(checkpoint, storage, layer)
+            for name in storage.names:
+                host[name][0, position] = getattr(tensor, name)
+        for name in storage.names:
+            part = getattr(storage, name)
+            shape = tree.part_shape(placement, stack, part)
+            indices = NamedSharding(mesh, tree.part_spec(stack, part)).devices_indices_map(shape)
+            for device in devices:
+                yield name, device, np.ascontiguousarray(host[name][(slice(None), *indices[device][1:])])
+
+
+def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -> QuantizedArray:
+    """One tensor in its storage format, padded and with heads in their places; NumPy leaves."""
+    weight, form = storage.weight, storage.format
+    name = hub_name(weight, layer)
+    shape = tuple(checkpoint.shape(name))
+    if shape != weight.shape:
+        axes = " x ".join(f"{a.size} ({a.name})" for a in weight.axes)
+        raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
+    tensor = convert(checkpoint.read(name), form, shape[-1])
+    if len(shape) == 1:
+        return tensor.replace(values=_gather(np.asarray(tensor.values), storage.index[0], 0))
+    *outputs, inputs = storage.index
+    parts = {n: np.asarray(getattr(tensor, n)) for n in storage.names}
+    for axis, index in enumerate(outputs):
+        parts = {n: _gather(a, index, axis) for n, a in parts.items()}
+    if form.group is None:
+        parts["values"] = _gather(parts["values"], inputs, -1)
+    else:
+        # `store` has made sure that every group is a whole one of the file, or padding.
+        starts = np.pad(inputs, (0, -len(inputs) % form.group), constant_values=-1)[:: form.group]
+        groups = np.where(starts < 0, -1, starts // form.group)
+        parts = {n: _gather_groups(a, groups, form.groups(shape[-1])) for n, a in parts.items()}
+    return tensor.replace(**parts)
+
+
+def _gather(array: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    """Elements along an axis by index; −1 gives zero."""
+    if np.array_equal(index, np.arange(array.shape[axis])):
+        return array
+    taken = np.take(array, np.maximum(index, 0), axis=axis)
+    taken[(slice(None),) * (axis % array.ndim) + (index < 0,)] = 0
+    return taken
+
+
+def _gather_groups(array: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
+    """As `_gather`, on `count` equal runs of the last axis."""
+    runs = array.reshape(*array.shape[:-1], count, -1)
+    return _gather(runs, groups, -2).reshape(*array.shape[:-1], -1)

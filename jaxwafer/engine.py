@@ -1,0 +1,278 @@
+"""The engine: a model on a mesh, and requests that go through it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxwafer.cache.blocks import BlockAllocator
+from jaxwafer.cache.kv import CacheShape, KVFormat, allocate
+from jaxwafer.checkpoint.load import formats_for, load_weights
+from jaxwafer.checkpoint.source import Checkpoint
+from jaxwafer.errors import UserError
+from jaxwafer.mesh import make_mesh, parse_mesh
+from jaxwafer.model import spec_from_config
+from jaxwafer.ops.operations import Operations
+from jaxwafer.partition.placement import place
+from jaxwafer.partition.plan import Partition, uniform
+from jaxwafer.pipeline.programs import Programs, Sizes
+from jaxwafer.pipeline.queue import Queue, Request, Sampling, chunk_length, chunks_of
+from jaxwafer.pipeline.tick import Pipeline
+from jaxwafer.text import TextStream
+
+DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a model is run.
+
+    mesh: WxC or a TOML file. weights: a policy of `quant.formats.POLICIES`. kv_cache: "fp8", "bf16" or "f32". dtype: of
+    the activations, "bf16" or "f32". micro_batch: requests that travel together. micro_batches: in flight at once (default:
+    one a wafer). max_context: most tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the
+    cache (default: enough for every slot to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of
+    each request between looks of the host.
+    """
+
+    mesh: str = "1x1"
+    weights: str = "native"
+    kv_cache: str = "bf16"
+    dtype: str = "bf16"
+    micro_batch: int = 1
+    micro_batches: int | None = None
+    max_context: int = 2048
+    block: int = 32
+    kv_blocks: int | None = None
+    prefill_chunk: int = 256
+    burst: int = 8
+
+    def __post_init__(self):
+        for name in ("micro_batch", "micro_batches", "max_context", "block", "kv_blocks", "prefill_chunk", "burst"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
+        if self.dtype not in DTYPES:
+            raise UserError(f"unknown compute type {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a step brought for one request: new tokens, the text they complete, and how it ended, if it did."""
+
+    request: Request
+    tokens: list[int]
+    text: str
+    finish: str | None
+
+
+@dataclass
+class Stats:
+    """What the engine did so far. Seconds are of finished device calls, compilation apart; tallies are float [wafers]."""
+
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    prefill_chunks: int = 0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+    bursts: int = 0
+    ticks: int = 0
+    busy_ticks: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    kv_rows: np.ndarray = field(default_factory=lambda: np.zeros(1))
+
+
+class Engine:
+    """A checkpoint on a mesh. `submit` requests and `step`, or `generate`, which does both.
+
+    Programs for the sizes in `options` are compiled before weights are loaded; bad sizes are refused before that.
+    progress: called with (bytes loaded, bytes in all) as weights arrive.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, options: Options = Options(), *, partition: Partition | None = None,
+                 progress: Callable[[int, int], None] = lambda done, total: None):  # fmt: skip
+        self.options = options
+        self.spec = spec_from_config(checkpoint.config)
+        shape = parse_mesh(options.mesh)
+        partition = partition or uniform(len(self.spec.layers), shape.wafers)
+        self.placement = place(self.spec, partition, formats_for(checkpoint, options.weights), cores=shape.cores)
+        if options.max_context > self.spec.max_context:
+            raise UserError(
+                f"max-context {options.max_context} is more than the {self.spec.max_context} positions the model has"
+            )
+        self.mesh = make_mesh(shape)
+        self.tokenizer = checkpoint.tokenizer()
+        micro_batches = options.micro_batches or shape.wafers
+        table = -(-options.max_context // options.block)
+        blocks = options.kv_blocks or micro_batches * options.micro_batch * table
+        self.cache_shape = CacheShape(
+            placement=self.placement, format=KVFormat(name=options.kv_cache), block=options.block, blocks=blocks
+        )
+        sizes = Sizes(
+            micro_batches=micro_batches,
+            batch=options.micro_batch,
+            blocks=table,
+            burst=options.burst * max(micro_batches, shape.wafers),
+            chunks=max(8, shape.wafers),
+            chunk_tokens=tuple(sorted({min(32, options.prefill_chunk), options.prefill_chunk})),
+            eos=max(1, len(self.tokenizer.eos_ids)),
+        )
+        operations = Operations(self.mesh.devices.flat[0].platform)
+        pipeline = Pipeline(self.placement, operations, jnp.dtype(DTYPES[options.dtype]))
+        self.programs = Programs(pipeline, self.cache_shape, self.mesh, sizes)
+        self.programs.decode(filters=False)
+        total, loaded = self.placement.allocated_bytes * shape.wafers, 0
+
+        def arrived(nbytes: int) -> None:
+            nonlocal loaded
+            loaded += nbytes
+            progress(loaded, total)
+
+        self.weights = load_weights(checkpoint, self.placement, self.mesh, self.programs.weight_formats, arrived)
+        self._cache = allocate(self.programs.abstract_cache, self.programs.cache_formats)
+        self.queue = Queue(sizes, BlockAllocator(blocks, options.block))
+        self._eos = np.resize(np.array(self.tokenizer.eos_ids or [-1], np.int32), sizes.eos)
+        self._flight, self._phase = self.programs.idle_flight(), 0
+        self._requests, self._slots, self._changed = None, None, True
+        self._streams: dict[Request, TextStream] = {}
+        self._submitted = 0
+        self.stats = Stats()
+
+    def encode(self, prompt: str, *, chat: bool = False) -> np.ndarray:
+        """Tokens of a prompt, int32; with `chat` as a user's message in the model's chat template."""
+        if chat and self.tokenizer.chat_template:
+            text = self.tokenizer.apply_chat([{"role": "user", "content": prompt}])
+            return np.array(self.tokenizer.encode(text, add_bos=False), np.int32)
+        return np.array(self.tokenizer.encode(prompt), np.int32)
+
+    def submit(self, prompt: str | Sequence[int], sampling: Sampling = Sampling(), *, chat: bool = False) -> Request:
+        """Queue a prompt, text or tokens. Empty prompts and ones that cannot fit are refused."""
+        tokens = self.encode(prompt, chat=chat) if isinstance(prompt, str) else np.asarray(prompt, np.int32)
+        if (isinstance(prompt, str) and not prompt.strip()) or len(tokens) == 0:
+            raise UserError(f"prompt {self._submitted + 1} is empty")
+        if tokens.min() < 0 or tokens.max() >= self.spec.vocab:
+            raise UserError(f"prompt {self._submitted + 1} has token ids outside 0 to {self.spec.vocab - 1}")
+        request = Request(self._submitted, tokens, sampling)
+        self.queue.submit(request)
+        self._submitted += 1
+        self._streams[request] = TextStream(self.tokenizer.stream(), sampling.stop)
+        return request
+
+    def generate(self, prompts: Sequence[str | Sequence[int]], sampling: Sampling | Sequence[Sampling] = Sampling(), *,
+                 chat: bool = False) -> Iterator[Event]:  # fmt: skip
+        """Run prompts to their ends, yielding events as tokens come. All are checked before the first runs."""
+        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
+        for prompt, params in zip(prompts, each, strict=True):
+            self.submit(prompt, params, chat=chat)
+        while self.queue.busy:
+            yield from self.step()
+
+    def step(self) -> list[Event]:
+        """Admit and prefill what fits, then decode one burst. Returns what came of it, in order."""
+        events = self._prefill(self.queue.admit())
+        if self.queue.running:
+            events += self._decode()
+        return events
+
+    def score(self, tokens: Sequence[int]) -> np.ndarray:
+        """Log probability of each token but the first, given those before it; float32 [len(tokens) − 1]."""
+        tokens = np.asarray(tokens, np.int32)
+        if len(tokens) < 2:
+            raise UserError("scoring needs at least two tokens")
+        request = Request(self._submitted, tokens[:-1], Sampling(max_new_tokens=1))
+        limit = self.options.max_context
+        request.blocks = self.queue.blocks.allocate(len(tokens) - 1) if len(tokens) - 1 <= limit else None
+        if request.blocks is None:
+            raise UserError(f"{len(tokens)} tokens do not fit the context of {limit}: raise --max-context")
+        sizes, scores = self.programs.sizes, []
+        length = chunk_length(len(tokens), sizes.chunk_tokens)
+        program = self.programs.score(length)
+        for chunks, work, _ in chunks_of([request], sizes, length):
+            targets = np.zeros_like(chunks.tokens)
+            for i, (_, start) in enumerate(work):
+                piece = tokens[1:][start : start + length]
+                targets[i, : len(piece)] = piece
+            chunks = self.programs.put(chunks.replace(targets=targets))
+            number = self.programs.put(np.int32(len(work)))
+            self._cache, result = program(self.weights, self.programs.tables, self._cache, chunks, number)
+            scores += [row[: len(tokens) - 1 - start] for row, (_, start) in zip(np.asarray(result), work, strict=False)]
+        self.queue.blocks.release(request.blocks)
+        return np.concatenate(scores)
+
+    def _prefill(self, requests: list[Request]) -> list[Event]:
+        if not requests:
+            return []
+        sizes, events = self.programs.sizes, []
+        length = chunk_length(max(len(r.prompt) for r in requests), sizes.chunk_tokens)
+        program = self.programs.prefill(length, filters=self.queue.filters)
+        for chunks, work, ends in chunks_of(requests, sizes, length):
+            begin = time.perf_counter()
+            chunks, number = self.programs.put((chunks, np.int32(len(work))))
+            self._cache, result = program(self.weights, self.programs.tables, self._cache, chunks, number)
+            sampled = np.asarray(result)
+            now = time.perf_counter()
+            self.stats.prefill_seconds += now - begin
+            self.stats.prefill_tokens += sum(min(length, len(r.prompt) - start) for r, start in work)
+            self.stats.prefill_chunks += len(work)
+            for request, token in zip(ends, sampled, strict=False):
+                if request is not None:
+                    request.first_token = now
+                    events.append(self._take(request, [int(token)]))
+        self._changed = True
+        return events
+
+    def _decode(self) -> list[Event]:
+        sizes, programs = self.programs.sizes, self.programs
+        program = programs.decode(filters=self.queue.filters)
+        fresh = self.queue.take_fresh()
+        if self._changed:
+            self._requests = programs.put(self.queue.requests())
+            self._slots = programs.put(self.queue.slots(self._eos, fresh))
+            self._changed = False
+        else:
+            self._slots = self._slots.replace(fresh=programs.put(fresh))
+        phase, ticks = programs.put((np.int32(self._phase), np.int32(sizes.burst)))
+        begin = time.perf_counter()
+        self._cache, self._requests, self._flight, out, done, tally = program(
+            self.weights, programs.tables, self._cache, self._requests, self._slots, self._flight, phase, ticks
+        )
+        out, done, tally = jax.device_get((out, done, tally))
+        self.stats.decode_seconds += time.perf_counter() - begin
+        self.stats.bursts += 1
+        self.stats.ticks += int(done)
+        self.stats.busy_ticks = self.stats.busy_ticks + tally.ticks
+        self.stats.tokens = self.stats.tokens + tally.tokens
+        self.stats.kv_rows = self.stats.kv_rows + tally.kv_rows
+        new: dict[Request, list[int]] = {}
+        for tick in range(int(done)):
+            micro_batch = (self._phase + tick - (self.placement.wafers - 1)) % programs.period
+            for row in np.flatnonzero(out[tick] >= 0):
+                new.setdefault(self.queue.running[micro_batch, int(row)], []).append(int(out[tick, row]))
+        self._phase = (self._phase + int(done)) % programs.period
+        self.stats.decode_tokens += sum(map(len, new.values()))
+        return [self._take(request, tokens) for request, tokens in new.items()]
+
+    def _take(self, request: Request, tokens: list[int]) -> Event:
+        """Add sampled tokens to a request; end it where an end token, a stop text or its length says so."""
+        stream, text, kept, finish = self._streams[request], "", [], None
+        for token in tokens:
+            if token in self.tokenizer.eos_ids and not request.sampling.ignore_eos:
+                finish = "stop"
+                break
+            kept.append(token)
+            request.tokens.append(token)
+            text += stream.push(token)
+            if stream.stopped:
+                finish = "stop"
+                break
+            if len(request.tokens) == request.sampling.max_new_tokens:
+                finish = "length"
+                break
+        if finish:
+            text += stream.flush()
+            self.queue.finish(request, finish)
+            del self._streams[request]
+            self._changed = True
+        return Event(request, kept, text, finish)

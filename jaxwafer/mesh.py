@@ -1,0 +1,92 @@
+"""Relabel devices as wafers × cores."""
+
+import contextlib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxwafer.errors import UserError
+
+MESHES = Path(__file__).parent.parent / "meshes"
+# Virtual CPU devices are threads; more than this only measures the scheduler.
+MAX_VIRTUAL = 256
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """wafers: pipeline stages. cores: shards within a stage. platform: None for whatever JAX finds first."""
+
+    wafers: int
+    cores: int
+    platform: str | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.wafers * self.cores
+
+    def __str__(self) -> str:
+        return f"{self.wafers}x{self.cores}"
+
+
+def parse_mesh(text: str) -> MeshShape:
+    """`WxC` (wafers × cores), a TOML file, or the name of one in `meshes/`."""
+    if match := re.fullmatch(r"(-?\d+)x(-?\d+)", text.strip()):
+        wafers, cores = map(int, match.groups())
+        return _checked(wafers, cores, None, f"--mesh {text}")
+    for path in (Path(text), MESHES / f"{text}.toml"):
+        if path.suffix == ".toml" and path.is_file():
+            return _read(path)
+    known = ", ".join(sorted(p.stem for p in MESHES.glob("*.toml")))
+    raise UserError(f"--mesh {text!r} is neither WxC (wafers x cores, such as 4x2), a TOML file nor one of: {known}")
+
+
+def _read(path: Path) -> MeshShape:
+    try:
+        fields = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a TOML file: {error}") from None
+    mesh = fields.get("mesh")
+    if not isinstance(mesh, dict):
+        raise UserError(f"{path}: has no [mesh] table with wafers and cores")
+    wafers, cores = mesh.get("wafers"), mesh.get("cores")
+    if type(wafers) is not int or type(cores) is not int:
+        raise UserError(f"{path}: [mesh] wafers and cores must be whole numbers")
+    return _checked(wafers, cores, mesh.get("platform"), str(path))
+
+
+def _checked(wafers: int, cores: int, platform: str | None, where: str) -> MeshShape:
+    if wafers < 1 or cores < 1:
+        raise UserError(f"{where}: wafers and cores must be at least 1")
+    return MeshShape(wafers, cores, platform)
+
+
+def make_mesh(shape: MeshShape) -> Mesh:
+    """A JAX mesh with axes "wafer" and "core" over the first devices, in the order JAX gives them.
+
+    On a CPU virtual devices are set up here, if JAX has not been used in this process yet.
+    """
+    if shape.platform:
+        jax.config.update("jax_platforms", shape.platform)
+    if shape.devices <= MAX_VIRTUAL:
+        _virtual_cpus(shape.devices)
+    devices = jax.devices()
+    if shape.devices > len(devices):
+        kind = devices[0].platform
+        limit = f" (at most {MAX_VIRTUAL} virtual ones)" if kind == "cpu" else ""
+        raise UserError(f"mesh {shape} needs {shape.devices} devices, but there are {len(devices)} {kind} devices{limit}")
+    grid = np.array(devices[: shape.devices]).reshape(shape.wafers, shape.cores)
+    mesh = Mesh(grid, ("wafer", "core"))
+    assert (mesh.devices == grid).all(), "JAX reordered the devices"
+    return mesh
+
+
+def _virtual_cpus(count: int) -> None:
+    """Ask for `count` CPU devices. JAX refuses once it has been used; then the devices are what they are."""
+    if count > jax.config.jax_num_cpu_devices:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", count)

@@ -1,0 +1,66 @@
+"""Rows of the paged KV cache: append and read, in float or in FP8 with a power-of-two scale a head."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxwafer.quant.formats import E4M3_MAX
+
+
+@flax.struct.dataclass
+class Pages:
+    """Rows of one cache field (such as k) for a stack of layers.
+
+    values: [layers, blocks, block, heads, head_dim]. exponent: int8 [layers, blocks, block, heads] for FP8, whose rows
+    are values · 2^exponent; otherwise None. A power of two costs one byte and loses nothing but range.
+    """
+
+    values: jax.Array
+    exponent: jax.Array | None
+
+    @property
+    def block(self) -> int:
+        return self.values.shape[2]
+
+    @property
+    def blocks(self) -> int:
+        return self.values.shape[1]
+
+
+def append(pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array) -> Pages:
+    """Write rows [B, T, heads, head_dim] at (block, offset), int32 [B, T]; a block ≥ `pages.blocks` is dropped.
+
+    One scatter, so that a donated cache is updated in place.
+    """
+    if pages.exponent is None:
+        values = pages.values.at[layer, block, offset].set(rows.astype(pages.values.dtype), mode="drop")
+        return pages.replace(values=values)
+    scaled, exponent = to_fp8(rows)
+    return Pages(
+        values=pages.values.at[layer, block, offset].set(scaled, mode="drop"),
+        exponent=pages.exponent.at[layer, block, offset].set(exponent, mode="drop"),
+    )
+
+
+def read(pages: Pages, layer: jax.Array, blocks: jax.Array, dtype) -> jax.Array:
+    """Rows of `blocks`, int32 [B, n], as `dtype` [B, n·block, heads, head_dim]."""
+    values = pages.values[layer, blocks].astype(dtype)
+    if pages.exponent is not None:
+        scale = jnp.exp2(pages.exponent[layer, blocks].astype(jnp.float32)).astype(dtype)
+        values = values * scale[..., None]
+    batch, count, block, heads, dim = values.shape
+    return values.reshape(batch, count * block, heads, dim)
+
+
+def to_fp8(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows [..., head_dim] as e4m3 values and int8 exponents [...], with the smallest 2^e for which all |values| ≤ 448.
+
+    Infinities are clipped to the largest value; the conversion itself would give NaN.
+    """
+    rows = rows.astype(jnp.float32)
+    largest = jnp.minimum(jnp.max(jnp.abs(rows), axis=-1), jnp.finfo(jnp.float32).max)
+    mantissa, exponent = jnp.frexp(largest)
+    # 448 = 0.875 · 2^9
+    exponent = jnp.clip(exponent - 9 + (mantissa > E4M3_MAX / 512).astype(exponent.dtype), -120, 120)
+    scaled = rows * jnp.exp2(-exponent.astype(jnp.float32))[..., None]
+    return jnp.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn), exponent.astype(jnp.int8)

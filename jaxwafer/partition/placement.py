@@ -1,0 +1,134 @@
+"""Placement: where every declared weight and cache field of a model lies on a mesh, to the byte.
+
+Layers whose mixer (or MLP) has the same kind and the same formats share a stack [wafers, depth, …]; depth is the most
+such layers on any wafer. The arrays, the loader, the planner and the counters all read this one structure.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxwafer.model.declare import Weight
+from jaxwafer.model.kinds import MLP, Mixer
+from jaxwafer.model.spec import ModelSpec
+from jaxwafer.partition.plan import Partition
+from jaxwafer.quant.formats import Format
+from jaxwafer.quant.storage import Storage, store
+
+# (hub name, declaration) → the format the tensor is kept in
+Formats = Callable[[str, Weight], Format]
+
+
+def hub_name(weight: Weight, layer: int | None) -> str:
+    return weight.hub if layer is None else f"model.layers.{layer}.{weight.hub}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """All layers' mixers (or MLPs) of one kind and format. layers[w]: the layers of wafer w in the stack, in order."""
+
+    kind: Mixer | MLP
+    weights: dict[str, Storage]
+    layers: tuple[tuple[int, ...], ...]
+
+    @property
+    def depth(self) -> int:
+        return max(len(w) for w in self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotTable:
+    """Which stack, and which position in it, each slot of each wafer runs: int32 [wafers, slots]; stack −1 is empty."""
+
+    stack: np.ndarray
+    position: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    spec: ModelSpec
+    partition: Partition
+    wafers: int
+    cores: int
+    globals: dict[str, Storage]
+    mixers: tuple[Stack, ...]
+    mlps: tuple[Stack, ...]
+    mixer_slots: SlotTable
+    mlp_slots: SlotTable
+
+    @property
+    def slots(self) -> int:
+        return self.mixer_slots.stack.shape[1]
+
+    def mixer_stack(self, layer: int) -> Stack:
+        return next(s for s in self.mixers if any(layer in wafer for wafer in s.layers))
+
+    def layer_bytes(self, stack: Stack) -> int:
+        """Weight bytes of one layer of a stack over all cores of its wafer."""
+        return sum(s.wafer_bytes(self.wafers, self.cores) for s in stack.weights.values())
+
+    @property
+    def global_bytes(self) -> int:
+        """Bytes of embedding, head and final norm on each wafer."""
+        return sum(s.wafer_bytes(self.wafers, self.cores) for s in self.globals.values())
+
+    def weight_bytes(self, wafer: int) -> int:
+        """Weight bytes that a wafer's layers and its share of the vocabulary need, without scratch slots."""
+        layers = sum(len(s.layers[wafer]) * self.layer_bytes(s) for s in (*self.mixers, *self.mlps))
+        return layers + self.global_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Weight bytes that each wafer allocates: stacks are equally deep on every wafer."""
+        return sum(s.depth * self.layer_bytes(s) for s in (*self.mixers, *self.mlps)) + self.global_bytes
+
+
+def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int) -> Placement:
+    """Place `spec` on `partition.wafers` × `cores`; sizes that a mesh cannot hold are refused (`quant.storage.store`)."""
+    partition.check(len(spec.layers))
+    wafers = partition.wafers
+
+    def stored(weight: Weight, layer: int | None) -> Storage:
+        return store(weight, formats(hub_name(weight, layer), weight), wafers=wafers, cores=cores)
+
+    def stacks(kinds: list) -> tuple[tuple[Stack, ...], SlotTable]:
+        def key(layer: int) -> tuple:
+            kind = kinds[layer]
+            return kind, tuple(formats(hub_name(w, layer), w).name for w in kind.weights())
+
+        members: dict[tuple, list[int]] = {}
+        for layer in range(len(kinds)):
+            members.setdefault(key(layer), []).append(layer)
+        found = []
+        for (kind, _), layers in members.items():
+            weights = {w.name: stored(w, layers[0]) for w in kind.weights()}
+            on = tuple(tuple(i for i in wafer if i in set(layers)) for wafer in partition.layers)
+            found.append(Stack(kind=kind, weights=weights, layers=on))
+        return tuple(found), _slots(tuple(found), partition)
+
+    mixers, mixer_slots = stacks([layer.mixer for layer in spec.layers])
+    mlps, mlp_slots = stacks([layer.mlp for layer in spec.layers])
+    return Placement(
+        spec=spec,
+        partition=partition,
+        wafers=wafers,
+        cores=cores,
+        globals={w.name: stored(w, None) for w in spec.globals()},
+        mixers=mixers,
+        mlps=mlps,
+        mixer_slots=mixer_slots,
+        mlp_slots=mlp_slots,
+    )
+
+
+def _slots(stacks: tuple[Stack, ...], partition: Partition) -> SlotTable:
+    slots = max(len(w) for w in partition.layers)
+    stack = np.full((partition.wafers, slots), -1, np.int32)
+    position = np.zeros((partition.wafers, slots), np.int32)
+    for wafer, layers in enumerate(partition.layers):
+        for slot, layer in enumerate(layers):
+            which = next(i for i, s in enumerate(stacks) if layer in s.layers[wafer])
+            stack[wafer, slot] = which
+            position[wafer, slot] = stacks[which].layers[wafer].index(layer)
+    return SlotTable(stack=stack, position=position)
