@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from jaxwafer.checkpoint.tokenizer import Tokenizer
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
@@ -31,4 +32,8 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> QuantizedArray:
         """One tensor, with NumPy leaves, repacked (never requantised) into the layout of `quant.formats`."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that comes with the weights; where it is missing, a UserError names the missing file."""
         ...
