@@ -21,7 +21,7 @@ from jaxwafer.partition.plan import Partition, uniform
 from jaxwafer.pipeline.programs import Programs, Sizes
 from jaxwafer.pipeline.queue import Queue, Request, Sampling, chunk_length, chunks_of
 from jaxwafer.pipeline.tick import Pipeline
-from jaxwafer.text import TextStream
+from jaxwafer.text import TextStream, prompt_tokens
 
 DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 
@@ -140,21 +140,15 @@ class Engine:
         self._submitted = 0
         self.stats = Stats()
 
-    def encode(self, prompt: str, *, chat: bool = False) -> np.ndarray:
-        """Tokens of a prompt, int32; with `chat` as a user's message in the model's chat template."""
-        if chat and self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat([{"role": "user", "content": prompt}])
-            return np.array(self.tokenizer.encode(text, add_bos=False), np.int32)
-        return np.array(self.tokenizer.encode(prompt), np.int32)
-
     def submit(self, prompt: str | Sequence[int], sampling: Sampling = Sampling(), *, chat: bool = False) -> Request:
-        """Queue a prompt, text or tokens. Empty prompts and ones that cannot fit are refused."""
-        tokens = self.encode(prompt, chat=chat) if isinstance(prompt, str) else np.asarray(prompt, np.int32)
+        """Queue a prompt, text or tokens; `chat` puts text into the model's chat template as a user's message. Empty prompts and ones that cannot fit are refused."""
+        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+        tokens = np.array(prompt_tokens(self.tokenizer, prompt, chat) if isinstance(prompt, str) else prompt, np.int32)
         if (isinstance(prompt, str) and not prompt.strip()) or len(tokens) == 0:
             raise UserError(f"prompt {self._submitted + 1} is empty")
         if tokens.min() < 0 or tokens.max() >= self.spec.vocab:
             raise UserError(f"prompt {self._submitted + 1} has token ids outside 0 to {self.spec.vocab - 1}")
-        request = Request(self._submitted, tokens, sampling)
+        request = Request(self._submitted, text, tokens, sampling)
         self.queue.submit(request)
         self._submitted += 1
         self._streams[request] = TextStream(self.tokenizer.stream(), sampling.stop)
@@ -181,7 +175,7 @@ class Engine:
         tokens = np.asarray(tokens, np.int32)
         if len(tokens) < 2:
             raise UserError("scoring needs at least two tokens")
-        request = Request(self._submitted, tokens[:-1], Sampling(max_new_tokens=1))
+        request = Request(self._submitted, "", tokens[:-1], Sampling(max_new_tokens=1))
         limit = self.options.max_context
         request.blocks = self.queue.blocks.allocate(len(tokens) - 1) if len(tokens) - 1 <= limit else None
         if request.blocks is None:

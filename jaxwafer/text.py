@@ -1,4 +1,11 @@
-"""Text as it streams: whole characters only, and cut at a stop text."""
+"""Text in, as a prompt's tokens, and out, as it streams: whole characters only, and cut at a stop text."""
+
+
+def prompt_tokens(tokenizer, text: str, chat: bool) -> list[int]:
+    """Tokens of a prompt; with `chat`, where the model has a template, as a user's message that awaits its reply."""
+    if chat and tokenizer.chat_template:
+        return tokenizer.encode(tokenizer.apply_chat([{"role": "user", "content": text}]))
+    return tokenizer.encode(text, special=True)
 
 
 class TextStream:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxwafer.ops.attention import api as attention
+from jaxwafer.ops.backends import implementations
 from jaxwafer.ops.matmul import api as matmul
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
@@ -19,8 +20,19 @@ class Operations:
 
     def matmul(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int) -> jax.Array:
         """x [..., K] @ weight[layer] [N, K]ᵀ → float32 [..., N]."""
-        return matmul.matmul(x, weight, layer, backend="reference")
+        backend = matmul.choose(x.dtype, weight.format.name, self.platform)
+        return matmul.matmul(x, weight, layer, backend=backend)
 
     def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *,
                         scale: float) -> jax.Array:  # fmt: skip
         return attention.paged_attention(q, k, v, layer, step, scale=scale, backend="reference")
+
+    def report(self, dtype, formats: list[str]) -> dict[str, dict[str, str]]:
+        """{operation: {"backend", "reason"}} of a program with activations of `dtype` and weights in `formats`."""
+        chosen = dict(implementations(self.platform))
+        del chosen["matmul"]
+        matmuls = {}
+        for form in formats:
+            backend, reason = matmul.explain(dtype, form, self.platform)
+            matmuls[f"matmul {form}"] = {"backend": backend, "reason": reason}
+        return matmuls | chosen

@@ -64,6 +64,12 @@ class Placement:
     def mixer_stack(self, layer: int) -> Stack:
         return next(s for s in self.mixers if any(layer in wafer for wafer in s.layers))
 
+    @property
+    def formats(self) -> list[str]:
+        """Names of the formats that matrices are in, in order of first use."""
+        stacks = [s.weights for s in (*self.mixers, *self.mlps)] + [self.globals]
+        return list(dict.fromkeys(w.format.name for ws in stacks for w in ws.values() if len(w.weight.axes) > 1))
+
     def layer_bytes(self, stack: Stack) -> int:
         """Weight bytes of one layer of a stack over all cores of its wafer."""
         return sum(s.wafer_bytes(self.wafers, self.cores) for s in stack.weights.values())

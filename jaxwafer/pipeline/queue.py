@@ -48,9 +48,10 @@ class Sampling:
 
 @dataclass(eq=False)
 class Request:
-    """One prompt on its way. finish: None while it runs, then "stop" (an end token or stop text) or "length"."""
+    """One prompt (its text, and its tokens int32) on its way. finish: None while it runs, then "stop" (an end token or stop text) or "length"."""
 
     number: int
+    text: str
     prompt: np.ndarray
     sampling: Sampling
     submitted: float = field(default_factory=time.perf_counter)

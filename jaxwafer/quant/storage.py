@@ -55,6 +55,12 @@ class Storage:
     def parts(self) -> tuple[Part, ...]:
         return tuple(getattr(self, n) for n in self.names)
 
+    @property
+    def padding(self) -> float:
+        """Share of the stored elements that are padding or copies of others."""
+        distinct = math.prod(len(np.unique(i[i >= 0])) for i in self.index)
+        return 1.0 - distinct / math.prod(len(i) for i in self.index)
+
     def wafer_bytes(self, wafers: int, cores: int) -> int:
         """Bytes on one wafer (of one layer, for a layer's weight), padding and copies on each core included."""
         return cores * sum(p.device_bytes(wafers, cores) for p in self.parts)

@@ -1,0 +1,163 @@
+"""`jaxwafer decode`: prompts in, text and a roofline report out."""
+
+import contextlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import msgspec
+import tyro
+from rich.console import Console
+
+from jaxwafer.cli.run import NOTES, ModelFlags, load
+from jaxwafer.checkpoint.open import open_checkpoint
+from jaxwafer.engine import Engine
+from jaxwafer.errors import UserError
+from jaxwafer.mesh import parse_mesh
+from jaxwafer.pipeline.queue import Request, Sampling
+from jaxwafer.roofline.report import Run
+from jaxwafer.roofline.table import roofline_table
+from jaxwafer.text import prompt_tokens
+
+
+@dataclass(kw_only=True)
+class Decode(ModelFlags):
+    """Decode prompts and print their text and the roofline table."""
+
+    model: tyro.conf.Positional[str]
+    """a name from checkpoints/, a Hugging Face folder, or a GGUF file"""
+    prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """a prompt; may be given several times"""
+    prompts_file: Path | None = None
+    """JSON lines: strings, or objects with "prompt" and any sampling field, such as {"prompt": "Hi", "seed": 3}"""
+    raw: bool = False
+    """do not apply the chat template of an instruct model"""
+    micro_batch: int = 1
+    """requests that travel together"""
+    micro_batches: int | None = None
+    """micro-batches in flight (default: one a wafer, or as many as the prompts fill)"""
+    max_new_tokens: int = 128
+    """most tokens to generate for each prompt"""
+    temperature: float = 0.0
+    """0 is greedy"""
+    top_k: int = 0
+    """keep the k most likely tokens; 0 is off"""
+    top_p: float = 1.0
+    """keep the most likely tokens that make up this mass; 1 is off"""
+    min_p: float = 0.0
+    """keep tokens at least this likely, relative to the likeliest; 0 is off"""
+    seed: int = 0
+    """of the first prompt; each further one adds 1"""
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """end a text where this would appear; may be given several times"""
+    ignore_eos: bool = False
+    """go on past end-of-sequence tokens"""
+    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    """write the report to this file"""
+    trace: Path | None = None
+    """write a profiler trace into this folder"""
+
+    def run(self) -> None:
+        prompts = self._prompts()
+        if self.json and not self.json.absolute().parent.is_dir():
+            raise UserError(f"--json {self.json}: there is no folder {self.json.absolute().parent}")
+        checkpoint = open_checkpoint(self.model)
+        tokenizer = checkpoint.tokenizer()
+        shape = parse_mesh(self.mesh)
+        longest = max(len(prompt_tokens(tokenizer, text, not self.raw)) + s.max_new_tokens for text, s in prompts)
+        micro_batches = self.micro_batches or min(shape.wafers, -(-len(prompts) // max(self.micro_batch, 1)))
+        engine = load(
+            self.model, self, checkpoint, micro_batch=self.micro_batch, micro_batches=micro_batches,
+            max_context=self.max_context or context_for(longest, checkpoint),
+        )  # fmt: skip
+        trace = jax.profiler.trace(str(self.trace)) if self.trace else contextlib.nullcontext()
+        with Run(engine, self.model) as measured, trace:
+            requests = [engine.submit(text, sampling, chat=not self.raw) for text, sampling in prompts]
+            _stream(engine, requests)
+        report = measured.report(requests)
+        if self.json:
+            write_json(self.json, report)
+        Console().print(roofline_table(report))
+
+    def _prompts(self) -> list[tuple[str, Sampling]]:
+        """Prompts of the command line and the file with their sampling."""
+        fields = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "stop", "ignore_eos")
+        base = {name: getattr(self, name) for name in fields}
+        given: list[tuple[str, dict]] = [(text, {}) for text in self.prompt]
+        if self.prompts_file:
+            given += read_prompts(self.prompts_file)
+        if not given:
+            raise UserError("no prompt: give --prompt TEXT or --prompts-file FILE")
+        return [
+            (text, Sampling(**{**base, "seed": self.seed + number, **own})) for number, (text, own) in enumerate(given)
+        ]
+
+
+class PromptLine(msgspec.Struct, forbid_unknown_fields=True):
+    """An object of a prompts file."""
+
+    prompt: str
+    temperature: float | msgspec.UnsetType = msgspec.UNSET
+    top_k: int | msgspec.UnsetType = msgspec.UNSET
+    top_p: float | msgspec.UnsetType = msgspec.UNSET
+    min_p: float | msgspec.UnsetType = msgspec.UNSET
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    max_new_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    stop: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    ignore_eos: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+def read_prompts(path: Path) -> list[tuple[str, dict]]:
+    """(prompt, its own sampling fields) for each line of a JSON-lines file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read --prompts-file {path}: {error}") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            item = msgspec.json.decode(line, type=str | PromptLine)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
+        own = {} if isinstance(item, str) else msgspec.to_builtins(item)
+        prompts.append((item, {}) if isinstance(item, str) else (own.pop("prompt"), own))
+    return prompts
+
+
+def context_for(tokens: int, checkpoint) -> int:
+    """A context that holds `tokens`: a power of two, so that prompts of other lengths use the same programs."""
+    most = checkpoint.config.get("max_position_embeddings", tokens)
+    return max(min(max(256, 1 << (tokens - 1).bit_length()), most), 1)
+
+
+def _stream(engine: Engine, requests: list[Request]) -> None:
+    """Print one request's text as it comes, and the others' as they end, each under its prompt."""
+    texts = {request: "" for request in requests}
+    alone = len(requests) == 1
+    while engine.queue.busy:
+        for event in engine.step():
+            texts[event.request] += event.text
+            if alone:
+                print(event.text, end="\n" if event.finish else "", flush=True)
+            elif event.finish:
+                number = event.request.number + 1
+                print(f"[{number}] {event.request.text}\n{texts[event.request]}\n", flush=True)
+            elif sys.stderr.isatty():
+                total = sum(len(r.tokens) for r in requests)
+                NOTES.print(f"{total} tokens", end="\r")
+
+
+def write_json(path: Path, report: dict) -> None:
+    """Write the report beside its place and move it there whole."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(json.dumps(report, indent=1) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path}: {error.strerror}") from None

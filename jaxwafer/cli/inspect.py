@@ -1,0 +1,76 @@
+"""`jaxwafer inspect`: what a model is made of and what it weighs."""
+
+from collections import Counter
+from dataclasses import dataclass, fields
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from jaxwafer.cache.kv import KV_FORMATS, CacheShape, KVFormat
+from jaxwafer.checkpoint.load import formats_for
+from jaxwafer.checkpoint.open import open_checkpoint, open_config
+from jaxwafer.errors import UserError
+from jaxwafer.model import spec_from_config
+from jaxwafer.model.rope import Rope
+from jaxwafer.partition.placement import Formats, place
+from jaxwafer.partition.plan import uniform
+from jaxwafer.quant.formats import FORMATS, choose
+from jaxwafer.roofline.table import amount
+
+
+@dataclass
+class Inspect:
+    """Print layers, kinds, parameters, bytes by format, and KV bytes a token; works from a config alone."""
+
+    model: tyro.conf.Positional[str]
+    """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
+    weights: str = "native"
+    """the weight policy to count bytes for (see decode)"""
+
+    def run(self) -> None:
+        spec = spec_from_config(open_config(self.model))
+        formats, source = self._formats(spec.native)
+        placement = place(spec, uniform(len(spec.layers), 1), formats, cores=1)
+        table = Table(title=f"{self.model} ({spec.family})", title_justify="left")
+        table.add_column("")
+        table.add_column("value", justify="right")
+        table.add_column("")
+        table.add_row("layers", str(len(spec.layers)), f"hidden {spec.hidden}, context {spec.max_context}")
+        for stack in (*placement.mixers, *placement.mlps):
+            count = sum(map(len, stack.layers))
+            table.add_row(f"  {type(stack.kind).__name__}", f"{count} layers", describe(stack.kind))
+            table.add_row("", amount(placement.layer_bytes(stack), "B"), "a layer")
+        table.add_row("vocabulary", str(spec.vocab), "head is the embedding" if spec.tied else "head of its own")
+        table.add_row("parameters", amount(spec.parameters, ""), f"{spec.parameters:,}")
+        table.add_section()
+        by_format: Counter[str] = Counter()
+        for stack in (*placement.mixers, *placement.mlps):
+            for storage in stack.weights.values():
+                by_format[storage.format.name] += sum(map(len, stack.layers)) * storage.wafer_bytes(1, 1)
+        for storage in placement.globals.values():
+            by_format[storage.format.name] += storage.wafer_bytes(1, 1)
+        for name, nbytes in by_format.most_common():
+            table.add_row(f"weights {name}", amount(nbytes, "B"), f"{nbytes:,} bytes")
+        table.add_row("weights", amount(placement.weight_bytes(0), "B"), f"{placement.weight_bytes(0):,} bytes, {source}")
+        table.add_section()
+        for name in KV_FORMATS:
+            cache = CacheShape(placement=placement, format=KVFormat(name=name), block=1, blocks=1)
+            table.add_row(f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes")
+        Console().print(table)
+
+    def _formats(self, native: str) -> tuple[Formats, str]:
+        """Formats from the checkpoint where there is one, otherwise from the config's dtype."""
+        try:
+            return formats_for(open_checkpoint(self.model), self.weights), "as in the checkpoint"
+        except UserError:
+            return lambda name, weight: choose(self.weights, weight.role, FORMATS[native]), "by the config alone"
+
+
+def describe(kind) -> str:
+    """A kind's sizes, such as "heads 9, kv_heads 3"."""
+    sizes = [f"{f.name} {getattr(kind, f.name)}" for f in fields(kind) if f.name not in ("hidden", "eps", "rope")]
+    rope = getattr(kind, "rope", None)
+    if isinstance(rope, Rope):
+        sizes.append(f"RoPE theta {rope.theta:g}" + (f", {type(rope.scaling).__name__}" if rope.scaling else ""))
+    return ", ".join(sizes)

@@ -1,0 +1,134 @@
+"""The report of a run: what was generated, how fast, how close to the roofline, and what binds."""
+
+import platform
+import resource
+import sys
+import time
+from importlib.metadata import version
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxwafer.engine import Engine
+from jaxwafer.pipeline.queue import Request
+from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, tick_latency
+from jaxwafer.roofline.counters import decode_traffic, imbalance
+
+
+class Run:
+    """Measures a run of `engine` from here to `report`: `with Run(engine) as run: …`, then `run.report(requests)`.
+
+    Ceilings are measured before and after, so that a machine whose speed drifts is seen to.
+    """
+
+    def __init__(self, engine: Engine, model: str):
+        self.engine, self.model = engine, model
+
+    def __enter__(self) -> "Run":
+        self._before = read_ceiling(self.engine.mesh)
+        self._compiling, self._begin = self.engine.programs.seconds, time.perf_counter()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.wall = time.perf_counter() - self._begin
+        self.wall -= self.engine.programs.seconds - self._compiling
+
+    def report(self, requests: list[Request]) -> dict:
+        """Everything `--json` writes; see docs/report.md for each field."""
+        engine, stats, options = self.engine, self.engine.stats, self.engine.options
+        return {
+            "model": self.model,
+            "mesh": {"wafers": engine.placement.wafers, "cores": engine.placement.cores,
+                     "device": engine.mesh.devices.flat[0].device_kind},
+            "weights": options.weights,
+            "kv_cache": options.kv_cache,
+            "dtype": options.dtype,
+            "outputs": [self._output(r) for r in requests],
+            "totals": {
+                "prefill_tokens": stats.prefill_tokens,
+                "prefill_tokens_per_s": _rate(stats.prefill_tokens, stats.prefill_seconds),
+                "decode_tokens": stats.decode_tokens,
+                "decode_tokens_per_s": _rate(stats.decode_tokens, stats.decode_seconds),
+                "wall_s": self.wall,
+            },
+            "roofline": self._roofline(),
+            "compile": {"count": engine.programs.compiles, "seconds": engine.programs.seconds},
+            "memory": self._memory(),
+            "backends": engine.programs.pipeline.ops.report(engine.programs.pipeline.dtype, engine.placement.formats),
+            "versions": {p: version(p) for p in ("jaxwafer", "jax", "jaxlib")} | {"python": platform.python_version()},
+        }  # fmt: skip
+
+    def _output(self, request: Request) -> dict:
+        span = request.finished - request.first_token if request.finished else 0.0
+        return {
+            "prompt": request.text,
+            "text": self.engine.tokenizer.decode(request.tokens),
+            "prompt_tokens": len(request.prompt),
+            "tokens": list(request.tokens),
+            "finish_reason": request.finish,
+            "ttft_s": request.first_token - request.submitted,
+            "tokens_per_s": _rate(len(request.tokens) - 1, span),
+        }
+
+    def _roofline(self) -> dict:
+        engine, stats = self.engine, self.engine.stats
+        mesh, place, dtype = engine.mesh, engine.placement, engine.programs.pipeline.dtype
+        tally = {"busy_ticks": stats.busy_ticks, "tokens": stats.tokens, "kv_rows": stats.kv_rows}
+        if not stats.decode_tokens:
+            tally = {name: np.zeros(place.wafers) for name in tally}
+        traffic = decode_traffic(engine.cache_shape, jnp.dtype(dtype).itemsize, **tally)
+        after = read_ceiling(mesh)
+        ceiling, peak = max(self._before, after), compute_ceiling(mesh, dtype)
+        latency = tick_latency(mesh, sums=2 * place.slots, shape=(engine.options.micro_batch, place.spec.hidden))
+        achieved = traffic.bytes / stats.decode_seconds if stats.decode_seconds else 0.0
+        per_token = 1.0 / max(stats.decode_tokens, 1)
+        shares = {
+            "bandwidth": traffic.bytes / ceiling,
+            "latency": stats.ticks * latency,
+            "host": max(self.wall - stats.decode_seconds - stats.prefill_seconds, 0.0),
+        }
+        rest = stats.decode_seconds - shares["bandwidth"] - shares["latency"]
+        shares["compute"] = max(rest, traffic.flops / peak)
+        mbu = achieved / ceiling
+        weights = {f"weights {name}": nbytes * per_token for name, nbytes in sorted(traffic.weights.items()) if nbytes}
+        return {
+            "bytes_per_token": weights | {"kv": traffic.kv * per_token, "hops": traffic.hops * per_token,
+                                          "total": traffic.bytes * per_token},
+            "padding_bytes_per_token": traffic.padding * per_token,
+            "flops_per_token": traffic.flops * per_token,
+            "ceiling_bytes_per_s": ceiling,
+            "ceiling_before_after_bytes_per_s": [self._before, after],
+            "ceiling_flops_per_s": peak,
+            "achieved_bytes_per_s": achieved,
+            "achieved_flops_per_s": traffic.flops / stats.decode_seconds if stats.decode_seconds else 0.0,
+            "mbu": mbu,
+            "bound": max(shares, key=shares.get) if stats.decode_tokens else None,
+            "seconds": shares | {"decode": stats.decode_seconds},
+            "ticks": stats.ticks,
+            "tick_s": stats.decode_seconds / max(stats.ticks, 1),
+            "bubble_fraction": 1.0 - float(np.sum(tally["busy_ticks"])) / max(stats.ticks * place.wafers, 1),
+            "imbalance": imbalance(engine.cache_shape, busy_ticks=tally["busy_ticks"], kv_rows=tally["kv_rows"]),
+            "fault": "MBU above 100%: bytes were counted that were not moved, or the ceiling was measured too low"
+            if mbu > 1 else None,
+        }  # fmt: skip
+
+    def _memory(self) -> dict:
+        engine, place, cache = self.engine, self.engine.placement, self.engine.cache_shape
+        # ru_maxrss is in bytes on macOS and in KiB elsewhere.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peaks = [(d.memory_stats() or {}).get("peak_bytes_in_use") for d in engine.mesh.local_devices]
+        return {
+            "weights_bytes_per_wafer": [place.weight_bytes(w) for w in range(place.wafers)],
+            "weights_allocated_bytes_per_wafer": place.allocated_bytes,
+            "kv_bytes_per_token_per_wafer": [cache.wafer_token_bytes(w) for w in range(place.wafers)],
+            "kv_allocated_bytes_per_wafer": cache.blocks * cache.block_bytes,
+            "kv_tokens": cache.blocks * cache.block,
+            "decode_temp_bytes_per_device": engine.programs.temp_bytes,
+            "peak_device_bytes": max((p for p in peaks if p), default=None),
+            "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        }
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if seconds > 0 and count > 0 else None
