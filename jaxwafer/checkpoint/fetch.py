@@ -103,9 +103,9 @@ def _reason(log: str) -> str:
         return f"this Python has no pip; run: {sys.executable} -m ensurepip"
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    offline = any("connection" in line.lower() for line in lines)
     reason = (errors or lines or ["it said nothing"])[0]
-    return f"{reason} (check the network connection)" if offline else reason
+    unreachable = "from versions: none" in reason or any("connection" in line.lower() for line in lines)
+    return f"{reason}; check the network connection and pip's configuration" if unreachable else reason
 
 
 def _unpack(source: Source, wheel: Path, target: Path, report: Progress) -> Path:

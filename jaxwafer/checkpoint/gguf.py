@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import einops
-import ml_dtypes
 import numpy as np
 
 from jaxwafer.checkpoint.files import view
@@ -239,10 +238,9 @@ class _Config:
         for name, info in self.tensors.items():
             part, kind = name.split(".")[-2:]
             shape = expected.get(part, (hidden,))
-            if info.shape != (shape if kind == "weight" else shape[:1]):
-                raise UserError(
-                    f"{self.path}: {info.name!r} has shape {list(info.shape)}, not {list(shape)} as promised"
-                )
+            shape = shape if kind == "weight" else shape[:1]
+            if info.shape != shape:
+                raise UserError(f"{self.path}: tensor {info.name!r} has shape {list(info.shape)}, not {list(shape)}")
 
     def _rope_scaling(self, factors: np.ndarray | None, theta: float, head_dim: int) -> dict | None:
         kind = self._take("rope.scaling.type", "none")

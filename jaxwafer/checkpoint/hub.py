@@ -20,7 +20,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FORMAT_OF = {"F32": FORMATS["f32"], "BF16": FORMATS["bf16"], "F16": FORMATS["f16"], "F8_E4M3": FORMATS["fp8"]}
 ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2,
               "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8}  # fmt: skip
-MAX_HEADER = 100_000_000
+MAX_HEADER, MAX_SIZE = 100_000_000, 1 << 48
 SCALE = "_scale"
 
 
@@ -103,13 +103,13 @@ def read_config(path: Path) -> dict:
 
 
 def _check_quantization(fields: Any, file: Path) -> None:
-    """Refuse all but e4m3 weights with one scale per output; activations are not quantised here, so theirs is dynamic."""
+    """Refuse all but e4m3 weights with one scale per output. Activations, not quantised here, may be so dynamically."""
     method, form = (fields.get(k) if isinstance(fields, dict) else None for k in ("quant_method", "format"))
     named = f"{file}: quantization_config {method!r} {form!r}"
     if (method, form) != ("compressed-tensors", "float-quantized"):
         raise UserError(f"{named} is not supported (supported: 'compressed-tensors' 'float-quantized' per channel)")
     groups = fields.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else [None]:
+    for group in groups.values() if groups and isinstance(groups, dict) else [None]:
         weights = group.get("weights") if isinstance(group, dict) else None
         wanted = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
         if not isinstance(weights, dict) or any(weights.get(k) != v for k, v in wanted.items()):
@@ -175,7 +175,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], lis
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (fields.get(k) for k in ("dtype", "shape", "data_offsets"))
     lists = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2 and len(shape) <= 64
-    if not lists or not all(type(i) is int and i >= 0 for i in (*shape, *offsets)):
+    if not lists or not all(type(i) is int and 0 <= i < MAX_SIZE for i in (*shape, *offsets)):
         raise _damaged(path, f"tensor {name!r} has no proper shape and data_offsets")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise UserError(f"{path}: tensor {name!r} has the unknown dtype {dtype!r:.60}")

@@ -48,6 +48,10 @@ class Tokenizer:
         A chat template writes its own BOS, so what `apply_chat` returns is encoded without. Special tokens written out
         in the text (`<|im_start|>`) become their single ids in either case.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the text is not valid Unicode (a lone surrogate at character {error.start})") from None
         ids = self.inner.encode(text, add_special_tokens=False).ids
         return [self.bos_id, *ids] if special and self.add_bos else ids
 
@@ -69,9 +73,10 @@ class Tokenizer:
         names = {"bos_token": self.bos_id, "eos_token": self.eos_ids[0] if self.eos_ids else None}
         tokens = {name: self.inner.id_to_token(i) for name, i in names.items() if i is not None}
         try:
-            return _environment().from_string(self.chat_template).render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, tools=None, documents=None, **tokens
-            )  # fmt: skip
+            template = _environment().from_string(self.chat_template)
+            # Templates ask whether these two are none, which an undefined name is not.
+            given = {"messages": list(messages), "tools": None, "documents": None}
+            return template.render(**given, add_generation_prompt=add_generation_prompt, **tokens)
         except Exception as error:  # the template is a program from the checkpoint: it may raise anything
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"the chat template of {self.where} failed: {reason}") from error

@@ -107,9 +107,8 @@ class _Metadata:
         if value is ...:
             raise UserError(f"{self.path} holds no tokenizer (no metadata 'tokenizer.ggml.{name}')")
         if value is not default and type(value) is not kind:
-            raise UserError(
-                f"{self.path}: metadata 'tokenizer.ggml.{name}' should be {kind.__name__}, not {value!r:.60}"
-            )
+            kinds = f"{kind.__name__}, not {type(value).__name__}"
+            raise UserError(f"{self.path}: metadata 'tokenizer.ggml.{name}' should be {kinds}")
         return value
 
 
