@@ -6,11 +6,17 @@ import jax.numpy as jnp
 from jaxwafer.quant.array import QuantizedArray, dequantize
 
 
-def supports(dtype, weight_format: str, platform: str) -> bool:
-    return True
+def objection(dtype, weight_format: str, platform: str) -> str | None:
+    """Why this backend cannot run these inputs: never."""
+    return None
+
+
+def description() -> str:
+    return "plain JAX"
 
 
 def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array) -> jax.Array:
+    """x: [M, K]. The matrix is rounded to the dtype of x before it is multiplied. Returns float32 [M, N]."""
     matrix = dequantize(weight[index], x.dtype)
     pad = matrix.shape[-1] - x.shape[-1]
     if pad:

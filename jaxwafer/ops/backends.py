@@ -1,0 +1,22 @@
+"""Which implementation of each operation runs on a platform, and why; for `jaxwafer devices` and every report."""
+
+from collections.abc import Callable
+
+from jaxwafer.ops.matmul import api as matmul
+
+
+def only_reference(platform: str) -> dict[str, str]:
+    return {"backend": "reference", "reason": "the only implementation"}
+
+
+# Operation → what runs on a platform ("cpu", "gpu", "tpu").
+OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
+    "matmul": matmul.implementation,
+    "attention": only_reference,
+    "sampling": only_reference,
+}
+
+
+def implementations(platform: str) -> dict[str, dict[str, str]]:
+    """{operation: {"backend", "reason"}} on a platform. Builds the native kernels where they would run."""
+    return {operation: implementation(platform) for operation, implementation in OPERATIONS.items()}
