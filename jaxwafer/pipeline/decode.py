@@ -96,7 +96,7 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
         x, cache = pipeline.stage(weights, tables, cache, x, step, gated=gated)
         read = jnp.where(count > 0, (start + block) // block * block, 0)
         tally = Tally(
-            ticks=tally.ticks + jnp.any(count > 0),
+            ticks=tally.ticks + jnp.any(count > 0).astype(jnp.float32),
             tokens=tally.tokens + jnp.sum(count).astype(jnp.float32),
             kv_rows=tally.kv_rows + jnp.sum(read).astype(jnp.float32),
         )
