@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import os
 import sys
 import zipfile
@@ -150,15 +151,34 @@ def test_a_failed_fetch_keeps_the_old_file(shop):
     assert shop.path.read_bytes() == b"old" and shop.left() == ["tiny.gguf"]
 
 
-def test_a_full_disk(shop, monkeypatch):
-    def full(handle):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+class FullDisk(io.FileIO):
+    """A file on a disk that is full after the first write."""
 
-    monkeypatch.setattr(os, "fsync", full)
+    def write(self, data):
+        if self.tell():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+def test_a_full_disk(shop, monkeypatch):
+    def full_open(path, mode="r", **kwargs):
+        return FullDisk(path, mode) if str(path).endswith("unpacked") else open(path, mode, **kwargs)
+
+    monkeypatch.setattr(fetch, "open", full_open, raising=False)
     with pytest.raises(UserError) as error:
         fetch.fetch("tiny")
     message = one_line(error)
     assert "No space left on device" in message and "takes 4 MB" in message and shop.left() == []
+
+
+def test_a_disk_that_is_full_only_when_it_is_flushed(shop, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        fetch.fetch("tiny")
+    assert shop.left() == []
 
 
 def test_a_cache_that_cannot_be_written(shop, tmp_path):
