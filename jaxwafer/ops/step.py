@@ -21,10 +21,11 @@ class Step:
         """Position of each token, int32 [B, T]."""
         return self.start[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
 
-    def rows(self, tokens: int, block: int, blocks: int) -> tuple[jax.Array, jax.Array]:
-        """Block and offset of each token's KV row, int32 [B, T]; those of pad tokens lie beyond the cache's `blocks`."""
+    def rows(self, tokens: int, block: int, blocks: int, mine: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Block and offset of each token's KV row, int32 [B, T]; blocks of pad tokens, and all where not `mine` (bool
+        scalar), lie beyond the cache's `blocks`."""
         position = self.positions(tokens)
-        real = jnp.arange(tokens, dtype=jnp.int32)[None] < self.count[:, None]
+        real = mine & (jnp.arange(tokens, dtype=jnp.int32)[None] < self.count[:, None])
         column = jnp.minimum(position // block, self.table.shape[1] - 1)
         owner = jnp.take_along_axis(self.table, column, axis=1)
         return jnp.where(real, owner, blocks), position % block

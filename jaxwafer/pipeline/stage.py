@@ -7,14 +7,16 @@ the slot switches on the wafer's own stack index. Sums over cores stand between 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxwafer.layers.gqa import gqa
+from jaxwafer.layers import gqa
 from jaxwafer.layers.mlp import dense_mlp
 from jaxwafer.ops.operations import Operations
+from jaxwafer.ops.pages import append
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import Placement, SlotTable
 
@@ -54,69 +56,95 @@ def choices(table: SlotTable) -> list[tuple[int, ...]]:
     return [tuple(sorted(set(column.tolist()))) for column in np.moveaxis(table.stack, 1, 0)]
 
 
-def run_stage(placement: Placement, weights: dict, tables: dict, cache: tuple, x: jax.Array, step: Step,
-              ops: Operations, *, gated: bool) -> tuple[jax.Array, tuple]:  # fmt: skip
-    """x [B, T, hidden] through this wafer's layers, and its caches, updated.
+@dataclass(frozen=True)
+class Stage:
+    """The layers of one wafer, on one core's shards.
 
-    weights, cache: this device's shards, without the wafer axis. tables: this wafer's rows of the slot tables, int32
-    [slots]. gated: skip the layers' work where no row of the micro-batch is real.
+    weights, cache: without the wafer axis. tables: this wafer's rows of the slot tables, int32 [slots]. gated: skip the
+    work of a micro-batch of pad rows alone.
     """
-    busy = jnp.any(step.count > 0) if gated else None
-    mixers, mlps = choices(placement.mixer_slots), choices(placement.mlp_slots)
 
-    def mixer(stack: int) -> Callable:
-        kind, stacked = placement.mixers[stack].kind, weights["mixers"][stack]
+    placement: Placement
+    ops: Operations
+    weights: dict
+    tables: dict[str, jax.Array]
+    gated: bool
 
-        def run(layer, x, cache):
-            partial, fields = gqa(kind, stacked, layer, x, step, cache[stack], ops)
-            return partial, (*cache[:stack], fields, *cache[stack + 1 :])
+    def run(self, cache: tuple, x: jax.Array, step: Step) -> tuple[jax.Array, tuple]:
+        """x [B, T, hidden] after the layers, and the caches with its tokens in them."""
+        mixers, mlps = choices(self.placement.mixer_slots), choices(self.placement.mlp_slots)
+        for segment in segments(list(zip(mixers, mlps, strict=True))):
 
-        return run
+            def repeat(number, carry, segment=segment):
+                for within in range(segment.period):
+                    slot = jnp.asarray(segment.start + within + number * segment.period, jnp.int32)
+                    x, cache = self._mixer(mixers[segment.start + within], slot, *carry, step)
+                    carry = self._mlp(mlps[segment.start + within], slot, x, step), cache
+                return carry
 
-    def mlp(stack: int) -> Callable:
-        kind, stacked = placement.mlps[stack].kind, weights["mlps"][stack]
-        return lambda layer, x: dense_mlp(kind, stacked, layer, x, ops)
+            once = segment.repeats == 1
+            x, cache = repeat(0, (x, cache)) if once else jax.lax.fori_loop(0, segment.repeats, repeat, (x, cache))
+        return x, cache
 
-    def slot(which: int, index: jax.Array, x: jax.Array, cache: tuple) -> tuple[jax.Array, tuple]:
-        partial, cache = dispatch(
-            mixers[which], mixer, lambda layer, x, cache: (_zeros(x), cache),
-            tables["mixer_stack"][index], busy, tables["mixer_position"][index], x, cache,
+    def _mixer(self, stacks: tuple[int, ...], slot: jax.Array, x: jax.Array, cache: tuple, step: Step):
+        """x and the caches after the mixer in a slot where wafers have `stacks`.
+
+        The caches are written between the branches: a cache that went through one would be copied.
+        """
+        here, layer = self.tables["mixer_stack"][slot], self.tables["mixer_position"][slot]
+        kinds = {s: (self.placement.mixers[s].kind, self.weights["mixers"][s]) for s in stacks if s >= 0}
+        projected = self._switch(
+            stacks, here, step, {s: partial(gqa.project, *kind, ops=self.ops) for s, kind in kinds.items()}, layer, x, step
+        )
+        caches = list(cache)
+        for s, (_, rows) in projected.items():
+            mine = jnp.asarray(True) if len(stacks) == 1 else here == s
+            for name, pages in caches[s].items():
+                block, offset = step.rows(x.shape[1], pages.block, pages.blocks, mine)
+                caches[s] = caches[s] | {name: append(pages, layer, block, offset, rows[name])}
+        attended = self._switch(
+            stacks, here, step,
+            {s: partial(self._attend, s, *kind) for s, kind in kinds.items()}, layer, projected, caches, step,
         )  # fmt: skip
-        x = add(x, jax.lax.psum(partial, "core"))
-        partial = dispatch(
-            mlps[which], mlp, lambda layer, x: _zeros(x),
-            tables["mlp_stack"][index], busy, tables["mlp_position"][index], x,
-        )  # fmt: skip
-        return add(x, jax.lax.psum(partial, "core")), cache
+        return add(x, jax.lax.psum(total(attended, x), "core")), tuple(caches)
 
-    for segment in segments(list(zip(mixers, mlps, strict=True))):
+    def _attend(self, stack: int, kind, weights, layer, projected, caches, step):
+        return gqa.attend(kind, weights, layer, projected[stack][0], caches[stack], step, self.ops)
 
-        def run(repeat, carry, segment=segment):
-            for within in range(segment.period):
-                index = jnp.asarray(segment.start + within + repeat * segment.period, jnp.int32)
-                carry = slot(segment.start + within, index, *carry)
-            return carry
+    def _mlp(self, stacks: tuple[int, ...], slot: jax.Array, x: jax.Array, step: Step) -> jax.Array:
+        here, layer = self.tables["mlp_stack"][slot], self.tables["mlp_position"][slot]
+        kinds = {s: (self.placement.mlps[s].kind, self.weights["mlps"][s]) for s in stacks if s >= 0}
+        branches = {s: partial(dense_mlp, *kind, ops=self.ops) for s, kind in kinds.items()}
+        return add(x, jax.lax.psum(total(self._switch(stacks, here, step, branches, layer, x), x), "core"))
 
-        x, cache = run(0, (x, cache)) if segment.repeats == 1 else jax.lax.fori_loop(0, segment.repeats, run, (x, cache))
-    return x, cache
+    def _switch(self, stacks: tuple[int, ...], here: jax.Array, step: Step, branches: dict[int, Callable], *operands) -> dict:
+        """{stack: result} of the branch of the stack that this wafer has here; the others' results are zeros."""
+        if len(stacks) == 1 and not self.gated:
+            return {s: branch(*operands) for s, branch in branches.items()}
+        shapes = {s: jax.eval_shape(branch, *operands) for s, branch in branches.items()}
+
+        def only(chosen: int | None) -> Callable:
+            def run(*operands):
+                return {s: branches[s](*operands) if s == chosen else zeros(shapes[s]) for s in branches}
+
+            return run
+
+        index = sum((here > s).astype(jnp.int32) for s in branches) if branches else jnp.zeros((), jnp.int32)
+        idle = here < 0
+        if self.gated:
+            idle |= ~jnp.any(step.count > 0)
+        return jax.lax.switch(jnp.where(idle, len(branches), index), [*map(only, branches), only(None)], *operands)
 
 
-def dispatch(stacks: tuple[int, ...], branch: Callable, empty: Callable, stack: jax.Array, busy: jax.Array | None,
-             *operands):  # fmt: skip
-    """The branch of this wafer's stack, or `empty` where the slot is empty or the wafer is not busy."""
-    present = [s for s in stacks if s >= 0]
-    if not present:
-        return empty(*operands)
-    if len(stacks) == 1 and busy is None:
-        return branch(stacks[0])(*operands)
-    which = jnp.searchsorted(jnp.asarray(present, jnp.int32), stack).astype(jnp.int32)
-    idle = (stack < 0) if busy is None else (stack < 0) | ~busy
-    return jax.lax.switch(jnp.where(idle, len(present), which), [*map(branch, present), empty], *operands)
+def zeros(shapes):
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def total(partials: dict[int, jax.Array], x: jax.Array) -> jax.Array:
+    """The sum of every stack's partial sum; zero where a slot is empty on all wafers."""
+    return sum(partials.values(), jnp.zeros(x.shape, jnp.float32))
 
 
 def add(x: jax.Array, update: jax.Array) -> jax.Array:
+    """The residual stream x with a float32 update, in x's dtype."""
     return (x.astype(jnp.float32) + update).astype(x.dtype)
-
-
-def _zeros(x: jax.Array) -> jax.Array:
-    return jnp.zeros(x.shape, jnp.float32)

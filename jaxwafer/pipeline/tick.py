@@ -10,7 +10,7 @@ from jaxwafer.layers import vocab
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import Placement
-from jaxwafer.pipeline.stage import run_stage
+from jaxwafer.pipeline.stage import Stage
 
 AXES = ("wafer", "core")
 
@@ -44,7 +44,7 @@ class Pipeline:
 
     def stage(self, weights: dict, tables: dict, cache: tuple, x: jax.Array, step: Step, *, gated: bool):
         """x and the cache after this wafer's layers."""
-        return run_stage(self.placement, weights, tables, cache, x, step, self.ops, gated=gated)
+        return Stage(self.placement, self.ops, weights, tables, gated).run(cache, x, step)
 
     def leave(self, weights: dict, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Logits of the last wafer's hidden [R, hidden]: this shard's float32 [R, rows], and the id of its first row."""
