@@ -345,18 +345,19 @@ def test_nothing_is_sorted_or_branched_on_and_little_is_gathered():
     assert re.findall(r"(\w+\[[\d,]*\]) = all_gather", program) == ["i32[2,4,8]"]
 
 
-def test_top_p_adds_up_a_large_flat_vocabulary():
-    """150,000 equal logits but one: a float32 running sum would drift, and each probability is near 2**-17."""
-    logits = np.zeros((2, 150_000), np.float32)
-    logits[:, :75_000] = 1e-6
-    keep = np.asarray(
-        jax.jit(
-            lambda x, how: reference.allowed(
-                x, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p, min_p=how.min_p, axes=()
-            )[0]
-        )(jnp.asarray(logits), state(2, top_p=[0.4999, 0.5001]))
-    )
-    assert keep.sum(-1).tolist() == [75_000, 150_000]
+def test_top_p_adds_up_a_large_vocabulary():
+    """150,000 tokens, where a float32 running sum would drift: two flat halves, and one token above a long tail."""
+    logits = np.zeros((4, 150_000), np.float32)
+    logits[:2, :75_000] = 1e-6
+    logits[2:, 1:] = -13 * np.log(2)
+    # The first of rows 2 and 3 has 1 / (1 + 149,999 / 2**13) = 0.0518 of the mass.
+    keep = allowed(logits, state(4, top_p=[0.4999, 0.5001, 0.0517, 0.0519]))
+    assert keep.sum(-1).tolist() == [75_000, 150_000, 1, 150_000]
+
+
+def test_top_p_of_one_keeps_the_most_unlikely():
+    assert allowed([[0.0, -60.0, -INF]], state(1)).tolist() == [[True, True, False]]
+    assert allowed([[0.0, -60.0, -INF]], state(1, top_p=0.999999)).tolist() == [[True, False, False]]
 
 
 def test_a_vocabulary_too_large_for_the_sums_is_refused():
