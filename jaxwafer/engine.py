@@ -191,7 +191,9 @@ class Engine:
             chunks = self.programs.put(chunks.replace(targets=targets))
             number = self.programs.put(np.int32(len(work)))
             self._cache, result = program(self.weights, self.programs.tables, self._cache, chunks, number)
-            scores += [row[: len(tokens) - 1 - start] for row, (_, start) in zip(np.asarray(result), work, strict=False)]
+            scores += [
+                row[: len(tokens) - 1 - start] for row, (_, start) in zip(np.asarray(result), work, strict=False)
+            ]
         self.queue.blocks.release(request.blocks)
         return np.concatenate(scores)
 

@@ -78,7 +78,9 @@ def make_mesh(shape: MeshShape) -> Mesh:
     if shape.devices > len(devices):
         kind = devices[0].platform
         limit = f" (at most {MAX_VIRTUAL} virtual ones)" if kind == "cpu" else ""
-        raise UserError(f"mesh {shape} needs {shape.devices} devices, but there are {len(devices)} {kind} devices{limit}")
+        raise UserError(
+            f"mesh {shape} needs {shape.devices} devices, but there are {len(devices)} {kind} devices{limit}"
+        )
     grid = np.array(devices[: shape.devices]).reshape(shape.wafers, shape.cores)
     mesh = Mesh(grid, ("wafer", "core"))
     assert (mesh.devices == grid).all(), "JAX reordered the devices"

@@ -80,5 +80,7 @@ class CacheShape:
 
 def allocate(abstract, formats):
     """Zeros of an abstract tree, made on the devices in the formats (layout, sharding) the compiled program asks for."""
-    zeros = jax.jit(lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=formats)
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=formats
+    )
     return zeros()

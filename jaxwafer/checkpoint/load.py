@@ -44,7 +44,9 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
         for name, on in shards.items():
             part = getattr(storage, name)
             sharding = NamedSharding(mesh, tree.part_spec(stack, part))
-            arrays[name] = jax.make_array_from_single_device_arrays(tree.part_shape(placement, stack, part), sharding, on)
+            arrays[name] = jax.make_array_from_single_device_arrays(
+                tree.part_shape(placement, stack, part), sharding, on
+            )
         return arrays
 
     loaded: dict[str, jax.Array] = {}
@@ -70,7 +72,9 @@ def _global_pieces(checkpoint, placement, mesh, storage, stack):
 def _stack_pieces(checkpoint, placement, mesh, storage, stack):
     """(part, device, shard) of a layer weight, a wafer at a time; positions a wafer does not use are zero."""
     for wafer, devices in enumerate(mesh.devices):
-        host = {n: np.zeros((1, stack.depth, *getattr(storage, n).shape), getattr(storage, n).dtype) for n in storage.names}
+        host = {
+            n: np.zeros((1, stack.depth, *getattr(storage, n).shape), getattr(storage, n).dtype) for n in storage.names
+        }
         for position, layer in enumerate(stack.layers[wafer]):
             tensor = stored_tensor(checkpoint, storage, layer)
             for name in storage.names:

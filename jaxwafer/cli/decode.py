@@ -12,8 +12,8 @@ import msgspec
 import tyro
 from rich.console import Console
 
-from jaxwafer.cli.run import NOTES, ModelFlags, load
 from jaxwafer.checkpoint.open import open_checkpoint
+from jaxwafer.cli.run import NOTES, ModelFlags, load
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import parse_mesh

@@ -52,11 +52,15 @@ class Inspect:
             by_format[storage.format.name] += storage.wafer_bytes(1, 1)
         for name, nbytes in by_format.most_common():
             table.add_row(f"weights {name}", amount(nbytes, "B"), f"{nbytes:,} bytes")
-        table.add_row("weights", amount(placement.weight_bytes(0), "B"), f"{placement.weight_bytes(0):,} bytes, {source}")
+        table.add_row(
+            "weights", amount(placement.weight_bytes(0), "B"), f"{placement.weight_bytes(0):,} bytes, {source}"
+        )
         table.add_section()
         for name in KV_FORMATS:
             cache = CacheShape(placement=placement, format=KVFormat(name=name), block=1, blocks=1)
-            table.add_row(f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes")
+            table.add_row(
+                f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes"
+            )
         Console().print(table)
 
     def _formats(self, native: str) -> tuple[Formats, str]:

@@ -19,7 +19,9 @@ from jaxwafer.errors import UserError
 
 COMMANDS = {"decode": Decode, "fetch": Fetch, "inspect": Inspect, "devices": Devices, "score": Score}
 
-Command = typing.Union[tuple(Annotated[c, tyro.conf.subcommand(name, prefix_name=False)] for name, c in COMMANDS.items())]
+Command = typing.Union[
+    tuple(Annotated[c, tyro.conf.subcommand(name, prefix_name=False)] for name, c in COMMANDS.items())
+]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +54,9 @@ def parse(argv: list[str]):
             raise
     words = [line.strip(" │╭╮╰╯─") for line in printed.getvalue().splitlines()]
     message = next((w for w in words[1:] if w), "bad command line")
-    raise UserError(f"{message} (see: jaxwafer {' '.join(argv[:1]) if argv[:1] and argv[0] in COMMANDS else ''} --help)")
+    raise UserError(
+        f"{message} (see: jaxwafer {' '.join(argv[:1]) if argv[:1] and argv[0] in COMMANDS else ''} --help)"
+    )
 
 
 def _say(message: object, status: int) -> int:

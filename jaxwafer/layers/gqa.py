@@ -3,12 +3,12 @@
 import einops
 import jax
 
-from jaxwafer.ops.pages import Pages
 from jaxwafer.layers.norm import rms_norm
 from jaxwafer.layers.rope import angles, rotate
-from jaxwafer.ops.step import Step
 from jaxwafer.model.kinds import GQA
 from jaxwafer.ops.operations import Operations
+from jaxwafer.ops.pages import Pages
+from jaxwafer.ops.step import Step
 
 
 def project(kind: GQA, weights: dict, layer: jax.Array, x: jax.Array, step: Step,

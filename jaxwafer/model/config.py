@@ -62,4 +62,6 @@ class Config:
 
     def finish(self) -> None:
         if self._left:
-            raise UserError(f"config.json: {sorted(self._left)[0]!r} is not understood and may change the maths; refusing")
+            raise UserError(
+                f"config.json: {sorted(self._left)[0]!r} is not understood and may change the maths; refusing"
+            )

@@ -46,7 +46,9 @@ def prefill(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, chunk
         x = pipeline.enter(weights, row(chunks.tokens, t), x)
         real = (here >= 0) & (here < number)
         step = Step(
-            start=row(chunks.start, here), count=jnp.where(real, row(chunks.count, here), 0), table=row(chunks.table, here)
+            start=row(chunks.start, here),
+            count=jnp.where(real, row(chunks.count, here), 0),
+            table=row(chunks.table, here),
         )
         x, cache = pipeline.stage(weights, tables, cache, x, step, gated=gated)
         # A scatter wraps a negative index, so a chunk that is not there yet must get one past the end.

@@ -15,7 +15,6 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxwafer.cache.kv import CacheShape
-from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.sampling.api import SamplingState
 from jaxwafer.partition import tree
 from jaxwafer.pipeline.decode import Flight, Requests, Slots, Tally, decode
@@ -54,7 +53,9 @@ class Programs:
         self.abstract_weights = tree.abstract(pipeline.placement)
         self._weight_specs = tree.specs(pipeline.placement)
         self.abstract_cache = cache.abstract()
-        self._cache_specs = jax.tree.map(lambda _: PartitionSpec("wafer", None, None, None, "core"), self.abstract_cache)
+        self._cache_specs = jax.tree.map(
+            lambda _: PartitionSpec("wafer", None, None, None, "core"), self.abstract_cache
+        )
         self.weight_formats = jax.tree.map(self._automatic, self._weight_specs)
         self.cache_formats = jax.tree.map(self._automatic, self._cache_specs)
         self.tables = self.put(pipeline.tables(), WAFER)

@@ -94,7 +94,13 @@ class Stage:
         here, layer = self.tables["mixer_stack"][slot], self.tables["mixer_position"][slot]
         kinds = {s: (self.placement.mixers[s].kind, self.weights["mixers"][s]) for s in stacks if s >= 0}
         projected = self._switch(
-            stacks, here, step, {s: partial(gqa.project, *kind, ops=self.ops) for s, kind in kinds.items()}, layer, x, step
+            stacks,
+            here,
+            step,
+            {s: partial(gqa.project, *kind, ops=self.ops) for s, kind in kinds.items()},
+            layer,
+            x,
+            step,
         )
         caches = list(cache)
         for s, (_, rows) in projected.items():
@@ -117,7 +123,9 @@ class Stage:
         branches = {s: partial(dense_mlp, *kind, ops=self.ops) for s, kind in kinds.items()}
         return add(x, jax.lax.psum(total(self._switch(stacks, here, step, branches, layer, x), x), "core"))
 
-    def _switch(self, stacks: tuple[int, ...], here: jax.Array, step: Step, branches: dict[int, Callable], *operands) -> dict:
+    def _switch(
+        self, stacks: tuple[int, ...], here: jax.Array, step: Step, branches: dict[int, Callable], *operands
+    ) -> dict:
         """{stack: result} of the branch of the stack that this wafer has here; the others' results are zeros."""
         if len(stacks) == 1 and not self.gated:
             return {s: branch(*operands) for s, branch in branches.items()}

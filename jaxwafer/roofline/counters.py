@@ -69,7 +69,11 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, *, busy_ticks: np.n
         padding += rows_touched * (stored - real)
     hops = float(np.sum(tokens[:-1])) * place.cores * (place.spec.hidden * activation_bytes + 8)
     return Traffic(
-        weights=dict(weights), kv=kv, hops=hops, padding=padding, flops=decode_flops(place, tokens=tokens, kv_rows=kv_rows)
+        weights=dict(weights),
+        kv=kv,
+        hops=hops,
+        padding=padding,
+        flops=decode_flops(place, tokens=tokens, kv_rows=kv_rows),
     )
 
 

@@ -6,7 +6,6 @@ import sys
 import time
 from importlib.metadata import version
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 

@@ -16,7 +16,9 @@ def amount(value: float | None, unit: str) -> str:
 def roofline_table(report: dict) -> Table:
     """Rows of (what, how much, remark) of a report made by `roofline.report`."""
     roof, totals, memory, mesh = (report[k] for k in ("roofline", "totals", "memory", "mesh"))
-    table = Table(title=f"{report['model']} on {mesh['wafers']}x{mesh['cores']} ({mesh['device']})", title_justify="left")
+    table = Table(
+        title=f"{report['model']} on {mesh['wafers']}x{mesh['cores']} ({mesh['device']})", title_justify="left"
+    )
     table.add_column("roofline")
     table.add_column("value", justify="right")
     table.add_column("")
@@ -41,7 +43,11 @@ def roofline_table(report: dict) -> Table:
         share = f"{nbytes / total:.1%}" if total and name != "total" else ""
         row(f"bytes a token: {name}", amount(nbytes, "B"), share)
     if total:
-        row("  of it padding", amount(roof["padding_bytes_per_token"], "B"), f"{roof['padding_bytes_per_token'] / total:.1%}")
+        row(
+            "  of it padding",
+            amount(roof["padding_bytes_per_token"], "B"),
+            f"{roof['padding_bytes_per_token'] / total:.1%}",
+        )
     row("FLOPs a token", amount(roof["flops_per_token"], "FLOP"))
     table.add_section()
     before, after = roof["ceiling_before_after_bytes_per_s"]
@@ -49,7 +55,11 @@ def roofline_table(report: dict) -> Table:
     row("bandwidth ceiling", amount(roof["ceiling_bytes_per_s"], "B/s"), drift)
     row("bandwidth achieved", amount(roof["achieved_bytes_per_s"], "B/s"))
     row("MBU", f"{roof['mbu']:.1%}", roof["fault"] or "achieved / ceiling")
-    row("compute achieved", amount(roof["achieved_flops_per_s"], "FLOP/s"), f"of {amount(roof['ceiling_flops_per_s'], 'FLOP/s')}")
+    row(
+        "compute achieved",
+        amount(roof["achieved_flops_per_s"], "FLOP/s"),
+        f"of {amount(roof['ceiling_flops_per_s'], 'FLOP/s')}",
+    )
     shares = roof["seconds"]
     spent = ", ".join(f"{k} {shares[k]:.2f} s" for k in ("bandwidth", "compute", "latency", "host"))
     row("bound by", roof["bound"] or "n/a", spent)

@@ -37,7 +37,9 @@ def test_law_1_any_mesh_gives_the_tokens_of_one_device(mesh, micro_batch, micro_
     assert run(machine, PROMPTS) == expected
 
 
-@pytest.mark.parametrize("split", [((0,), (1, 2, 3, 4)), ((), (0, 1, 2), (3, 4)), ((0, 1), (), (2, 3, 4), ()), ((0, 1, 2, 3, 4),)])
+@pytest.mark.parametrize(
+    "split", [((0,), (1, 2, 3, 4)), ((), (0, 1, 2), (3, 4)), ((0, 1), (), (2, 3, 4), ()), ((0, 1, 2, 3, 4),)]
+)
 def test_law_1_holds_for_any_partition(split, expected):
     machine = engine(mesh=f"{len(split)}x1", partition=Partition(split), micro_batch=2)
     assert run(machine, PROMPTS) == expected

@@ -33,7 +33,9 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
         # zero, since they need not be finite.
         alive = (position < live)[:, :, None, None]
         values = jnp.where(alive, read(v, layer, blocks, q.dtype), jnp.zeros((), q.dtype))
-        score = scale * jnp.einsum("bthgd,bshd->bhgts", q, keys, preferred_element_type=jnp.float32, precision="highest")
+        score = scale * jnp.einsum(
+            "bthgd,bshd->bhgts", q, keys, preferred_element_type=jnp.float32, precision="highest"
+        )
         seen = (position[:, None] <= query[:, :, None]) & (position < live)[:, None]
         score = jnp.where(seen[:, None, None], score, -jnp.inf)
         top = jnp.maximum(highest, score.max(-1))
