@@ -31,10 +31,10 @@ class Options:
     """How a model is run.
 
     mesh: WxC or a TOML file. weights: a policy of `quant.formats.POLICIES`. kv_cache: "fp8", "bf16" or "f32". dtype: of
-    the activations, "bf16" or "f32". micro_batch: requests that travel together. micro_batches: in flight at once (default:
+    the activations, "bf16" or "f32". micro_batch: requests that travel together. micro_batches: in flight (default:
     one a wafer). max_context: most tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the
-    cache (default: enough for every slot to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of
-    each request between looks of the host.
+    cache (default: enough for every slot to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens
+    of each request between looks of the host.
     """
 
     mesh: str = "1x1"
@@ -70,7 +70,7 @@ class Event:
 
 @dataclass
 class Stats:
-    """What the engine did so far. Seconds are of finished device calls, compilation apart; tallies are float [wafers]."""
+    """What the engine did so far. Seconds are of device calls, compilation apart; tallies are float [wafers]."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -141,7 +141,10 @@ class Engine:
         self.stats = Stats()
 
     def submit(self, prompt: str | Sequence[int], sampling: Sampling = Sampling(), *, chat: bool = False) -> Request:
-        """Queue a prompt, text or tokens; `chat` puts text into the model's chat template as a user's message. Empty prompts and ones that cannot fit are refused."""
+        """Queue a prompt, text or tokens; `chat` puts text into the model's chat template as a user's message.
+
+        Empty prompts and ones that cannot fit are refused.
+        """
         text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
         tokens = np.array(prompt_tokens(self.tokenizer, prompt, chat) if isinstance(prompt, str) else prompt, np.int32)
         if (isinstance(prompt, str) and not prompt.strip()) or len(tokens) == 0:

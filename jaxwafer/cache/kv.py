@@ -67,7 +67,7 @@ class CacheShape:
         return self.block * sum(s.depth * self.token_bytes(s) for s in self.placement.mixers)
 
     def abstract(self) -> tuple[dict[str, Pages], ...]:
-        """For each mixer stack its fields as `jax.ShapeDtypeStruct`s, global: [wafers, depth, blocks, block, heads, dim]."""
+        """For each mixer stack its fields' shapes, global: [wafers, depth, blocks, block, heads, dim]."""
 
         def pages(stack: Stack, field: CacheField) -> Pages:
             heads, dim = self.heads(field)
@@ -79,7 +79,7 @@ class CacheShape:
 
 
 def allocate(abstract, formats):
-    """Zeros of an abstract tree, made on the devices in the formats (layout, sharding) the compiled program asks for."""
+    """Zeros of an abstract tree, made on the devices in the formats (layout, sharding) a compiled program has."""
     zeros = jax.jit(
         lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract), out_shardings=formats
     )

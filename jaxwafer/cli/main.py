@@ -19,7 +19,7 @@ from jaxwafer.errors import UserError
 
 COMMANDS = {"decode": Decode, "fetch": Fetch, "inspect": Inspect, "devices": Devices, "score": Score}
 
-Command = typing.Union[
+Command = typing.Union[  # noqa: UP007, made from the table
     tuple(Annotated[c, tyro.conf.subcommand(name, prefix_name=False)] for name, c in COMMANDS.items())
 ]
 

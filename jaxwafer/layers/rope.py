@@ -14,7 +14,7 @@ def angles(rope: Rope, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate heads x [B, T, heads, head_dim] in float32: element i is paired with i + dims/2; the rest passes through."""
+    """Rotate heads x [B, T, heads, head_dim] in float32: element i pairs with i + dims/2, the rest passes through."""
     half = cos.shape[-1]
     cos, sin = cos[:, :, None], sin[:, :, None]
     low, high, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)

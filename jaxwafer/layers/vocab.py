@@ -20,7 +20,7 @@ def embed(table: QuantizedArray, offset: jax.Array, tokens: jax.Array, hidden: i
 
 
 def logits(hidden: jax.Array, weights: dict, offset: jax.Array, vocab: int, eps: float, ops: Operations) -> jax.Array:
-    """This shard's logits of hidden [R, hidden]: float32 [R, rows of this shard]; rows beyond the vocabulary are −inf."""
+    """This shard's logits of hidden [R, hidden]: float32 [R, rows of this shard], −inf beyond the vocabulary."""
     head = weights.get("head", weights["embedding"])
     normed = rms_norm(hidden, weights["final_norm"], eps)
     scores = ops.matmul(normed, head[None], 0)

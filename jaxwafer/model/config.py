@@ -1,4 +1,4 @@
-"""Reading a Hugging Face `config.json`: fields are taken one by one, and what is left over must be known not to matter."""
+"""Reading a Hugging Face `config.json`: fields are taken one by one, and what is left must be known not to matter."""
 
 from typing import Any
 

@@ -56,8 +56,8 @@ class HeadAxis(Axis):
     """The heads of grouped-query attention, flattened with the head dimension.
 
     A key/value head and the `group` query heads that read it live on one core. With more cores than key/value heads
-    each is copied to ⌊cores/kv_heads⌋ cores, which share its query heads; what does not divide is padded with zero heads.
-    `name` is "heads" (queries) or "kv_heads"; `unit` is the head dimension.
+    each is copied to ⌊cores/kv_heads⌋ cores, which share its query heads; what does not divide is padded with
+    zero heads.    `name` is "heads" (queries) or "kv_heads"; `unit` is the head dimension.
     """
 
     kv_heads: int

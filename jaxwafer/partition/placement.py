@@ -91,7 +91,7 @@ class Placement:
 
 
 def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int) -> Placement:
-    """Place `spec` on `partition.wafers` × `cores`; sizes that a mesh cannot hold are refused (`quant.storage.store`)."""
+    """Place `spec` on `partition.wafers` × `cores`; sizes it cannot hold are refused (`quant.storage.store`)."""
     partition.check(len(spec.layers))
     wafers = partition.wafers
 

@@ -7,7 +7,7 @@ from jaxwafer.errors import UserError
 
 @dataclass(frozen=True)
 class Partition:
-    """layers[w]: the layers on wafer w, in order. A wafer may hold none; the wafers follow one another in the pipeline."""
+    """layers[w]: the layers on wafer w, in order. A wafer may hold none; wafers follow one another in the pipeline."""
 
     layers: tuple[tuple[int, ...], ...]
 

@@ -1,8 +1,8 @@
 """The decode loop: ticks under one jit, one token of each request in flight a step.
 
 M micro-batches of B requests circulate with period P = max(M, wafers): at tick t wafer w works on micro-batch
-(t − w) mod P (on none, where that is ≥ M). Its token leaves the last wafer wafers − 1 ticks after it entered, in time to
-enter the first one again at the earliest next tick, so with M ≥ wafers no wafer ever waits.
+(t − w) mod P (on none, where that is ≥ M). Its token leaves the last wafer wafers − 1 ticks after it entered, in time
+to enter the first one again at the earliest next tick, so with M ≥ wafers no wafer ever waits.
 """
 
 import flax.struct
@@ -18,8 +18,8 @@ from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
 class Requests:
     """Requests by micro-batch and row, the same on every device.
 
-    token: int32 [M, B], the next input. position: int32 [M, B], where its KV goes. remaining: int32 [M, B], tokens still
-    to sample; 0 is a free or finished row. ends: bool [M, B], whether an end-of-sequence token finishes it.
+    token: int32 [M, B], the next input. position: int32 [M, B], where its KV goes. remaining: int32 [M, B], tokens
+    still to sample; 0 is a free or finished row. ends: bool [M, B], whether an end-of-sequence token finishes it.
     """
 
     token: jax.Array
@@ -30,7 +30,7 @@ class Requests:
 
 @flax.struct.dataclass
 class Slots:
-    """What the host alone changes: tables int32 [M, B, blocks], sampling parameters [M, B], end-of-sequence ids int32 [E].
+    """What the host alone changes: tables int32 [M, B, blocks], sampling parameters [M, B], end ids int32 [E].
 
     fresh: bool [M, B], rows whose request changed since the last burst; what is still in flight for them is void.
     """

@@ -48,7 +48,10 @@ class Sampling:
 
 @dataclass(eq=False)
 class Request:
-    """One prompt (its text, and its tokens int32) on its way. finish: None while it runs, then "stop" (an end token or stop text) or "length"."""
+    """One prompt (its text, and its tokens int32) on its way.
+
+    finish: None while it runs, then "stop" (an end token or stop text) or "length".
+    """
 
     number: int
     text: str
@@ -152,7 +155,7 @@ class Queue:
 
 
 def chunks_of(requests: list[Request], sizes: Sizes, length: int):
-    """Calls that cover the requests' prompts: (`Chunks`, [(request, first token)], the request each chunk ends or None)."""
+    """Calls that cover the prompts: (`Chunks`, [(request, first token)], the request each chunk ends or None)."""
     work = [(r, start) for r in requests for start in range(0, len(r.prompt), length)]
     for first in range(0, len(work), sizes.chunks):
         part = work[first : first + sizes.chunks]

@@ -47,7 +47,7 @@ class Pipeline:
         return Stage(self.placement, self.ops, weights, tables, gated).run(cache, x, step)
 
     def leave(self, weights: dict, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Logits of the last wafer's hidden [R, hidden]: this shard's float32 [R, rows], and the id of its first row."""
+        """Logits of the last wafer's hidden [R, hidden]: this shard's float32 [R, rows], and its first row's id."""
         last = self.wafer() == self.placement.wafers - 1
         hidden = jax.lax.psum(jnp.where(last, hidden, jnp.zeros((), hidden.dtype)), "wafer")
         spec, weights = self.placement.spec, weights["globals"]

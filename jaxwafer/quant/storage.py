@@ -96,6 +96,6 @@ def _check_groups(weight: Weight, form: Format, index: np.ndarray, shards: int) 
     kept = (groups == np.where(whole < axis.size, whole, -1)) & (start % form.group == 0)
     if (local % form.group and shards > 1) or not np.all(kept | (groups < 0)):
         raise UserError(
-            f"{weight.hub}: axis {axis.name!r} of {axis.size} over {shards} cores gives {local} inputs a core in units of "
-            f"{axis.unit}, which cuts the {form.name} groups of {form.group}; use other weights or fewer cores"
+            f"{weight.hub}: axis {axis.name!r} of {axis.size} over {shards} cores gives {local} inputs a core in "
+            f"units of {axis.unit}, which cuts the {form.name} groups of {form.group}; use other weights or fewer cores"
         )

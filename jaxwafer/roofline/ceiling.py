@@ -16,7 +16,7 @@ AXES = ("wafer", "core")
 
 
 def read_ceiling(mesh: Mesh, *, repetitions: int = 7) -> float:
-    """Bytes/s at which all devices together stream float32 through a matrix-vector product; the best of `repetitions`."""
+    """Bytes/s at which all devices together stream float32 through a matrix-vector product, at best."""
     columns = 4096
     rows = max(1, READ_BYTES // (4 * columns) // mesh.size)
     sharding = NamedSharding(mesh, PartitionSpec(AXES))

@@ -16,8 +16,8 @@ from jaxwafer.quant.storage import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Of a whole run. weights: bytes by format name. padding: bytes among weights and kv that are zero heads, columns or
-    rows, or copies of heads, which one core would not have. flops: of matrices and attention, without padding."""
+    """Of a whole run. weights: bytes by format name. padding: bytes among weights and kv that are zero heads, columns
+    or rows, or copies of heads, which one core would not have. flops: of matrices and attention, without padding."""
 
     weights: dict[str, float]
     kv: float
@@ -34,7 +34,7 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, *, busy_ticks: np.n
                    kv_rows: np.ndarray) -> Traffic:  # fmt: skip
     """Traffic of a decode run.
 
-    busy_ticks, tokens, kv_rows: [wafers], ticks with live rows, rows worked on, KV rows attended to (whole live blocks).
+    busy_ticks, tokens, kv_rows: [wafers], ticks with live rows, rows worked on, KV rows attended to (in whole blocks).
     activation_bytes: of one element of the residual stream.
     """
     place = cache.placement

@@ -68,8 +68,9 @@ def roofline_table(report: dict) -> Table:
     row("bubble", f"{roof['bubble_fraction']:.1%}", "of wafer ticks had no request")
     row("wafer imbalance", f"{roof['imbalance']:.3f}", "busiest wafer over the mean")
     row("compiled", f"{report['compile']['count']} programs", f"{report['compile']['seconds']:.1f} s")
+    needed = memory["weights_bytes_per_wafer"]
     row("weights a wafer", amount(memory["weights_allocated_bytes_per_wafer"], "B"),
-        f"{amount(min(memory['weights_bytes_per_wafer']), 'B')} to {amount(max(memory['weights_bytes_per_wafer']), 'B')} needed")  # fmt: skip
+        f"{amount(min(needed), 'B')} to {amount(max(needed), 'B')} needed")  # fmt: skip
     row("KV cache a wafer", amount(memory["kv_allocated_bytes_per_wafer"], "B"), f"{memory['kv_tokens']} tokens")
     row("peak memory", amount(memory["peak_device_bytes"] or memory["peak_host_bytes"], "B"),
         "of a device" if memory["peak_device_bytes"] else "of the process")  # fmt: skip
