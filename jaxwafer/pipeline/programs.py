@@ -43,7 +43,7 @@ class Sizes:
 
 
 class Programs:
-    """Compiles on first use. `compiles` and `seconds` count; `temp_bytes` is the largest of the decode programs' temporaries."""
+    """Compiles on first use. `compiles` and `seconds` count; `temp_bytes`: the largest temporary of a decode program."""
 
     def __init__(self, pipeline: Pipeline, cache: CacheShape, mesh: Mesh, sizes: Sizes):
         self.pipeline, self.cache, self.mesh, self.sizes = pipeline, cache, mesh, sizes
