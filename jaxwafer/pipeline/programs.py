@@ -43,7 +43,7 @@ class Sizes:
 
 
 class Programs:
-    """Compiles on first use. `compiles` and `seconds` count; `temp_bytes`: the largest temporary of a decode program."""
+    """Compiles on first use. `compiles` and `seconds` count; `temp_bytes`: the largest temporary of decoding."""
 
     def __init__(self, pipeline: Pipeline, cache: CacheShape, mesh: Mesh, sizes: Sizes):
         self.pipeline, self.cache, self.mesh, self.sizes = pipeline, cache, mesh, sizes
