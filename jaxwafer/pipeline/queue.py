@@ -32,6 +32,9 @@ class Sampling:
     ignore_eos: bool = False
 
     def __post_init__(self):
+        # A text is a sequence of texts too, each of one character.
+        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+            raise UserError(f"stop must be a list of texts, not {self.stop!r}")
         checks = {
             f"temperature must be a number from 0 up, not {self.temperature}": 0 <= self.temperature < float("inf"),
             f"top-k must be 0 (off) or more, not {self.top_k}": 0 <= self.top_k < 2**31,
