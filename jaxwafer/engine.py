@@ -11,6 +11,7 @@ import numpy as np
 from jaxwafer.cache.blocks import BlockAllocator
 from jaxwafer.cache.kv import CacheShape, KVFormat, allocate
 from jaxwafer.checkpoint.load import formats_for, load_weights
+from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import make_mesh, parse_mesh
@@ -82,6 +83,11 @@ class Stats:
     busy_ticks: np.ndarray = field(default_factory=lambda: np.zeros(1))
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(1))
     kv_rows: np.ndarray = field(default_factory=lambda: np.zeros(1))
+
+
+def load(model: str, **options) -> "Engine":
+    """An engine for a name from `checkpoints/`, a Hugging Face folder or a GGUF file; `options` are those of `Options`."""
+    return Engine(open_checkpoint(model), Options(**options))
 
 
 class Engine:

@@ -9,6 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops.collective import psum, spanned
 from jaxwafer.ops.sampling.api import SamplingState, sample
 from jaxwafer.ops.step import Step
 from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
@@ -103,10 +104,10 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
 
         scores, offset = pipeline.leave(weights, x[:, 0])
         # Every device must know which rows leave; the last wafer alone has them.
-        left = jax.lax.psum(jnp.where(wafer == wafers - 1, count, 0), "wafer") > 0
+        left = psum(jnp.where(wafer == wafers - 1, count, 0), "wafer") > 0
         position = row(requests.position, last) + 1
         params = jax.tree.map(lambda leaf: row(leaf, last), slots.sampling)
-        token = sample(scores, offset, params, position, axes=AXES, filters=filters)
+        token = sample(scores, offset, params, position, axes=spanned(*AXES), filters=filters)
         ended = row(requests.ends, last) & jnp.any(token[:, None] == slots.eos[None], axis=1)
         remaining = jnp.where(ended, 0, row(requests.remaining, last) - 1)
 

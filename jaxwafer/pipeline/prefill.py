@@ -4,6 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops.collective import spanned
 from jaxwafer.ops.sampling.api import SamplingState, logprob, sample
 from jaxwafer.ops.step import Step
 from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
@@ -58,11 +59,11 @@ def prefill(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, chunk
             scores, offset = pipeline.leave(weights, jax.lax.dynamic_index_in_dim(x[0], end[0], 0))
             params = jax.tree.map(lambda leaf: row(leaf, last), chunks.sampling)
             position = row(chunks.start, last) + end + 1
-            token = sample(scores, offset, params, position, axes=AXES, filters=filters)
+            token = sample(scores, offset, params, position, axes=spanned(*AXES), filters=filters)
             result = result.at[slot].set(token[0], mode="drop")
         else:
             scores, offset = pipeline.leave(weights, x[0])
-            values = logprob(scores, offset, row(chunks.targets, last)[0], axes=AXES)
+            values = logprob(scores, offset, row(chunks.targets, last)[0], axes=spanned(*AXES))
             result = result.at[slot].set(values, mode="drop")
         return cache, pipeline.hop(x), result
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxwafer.layers import gqa
 from jaxwafer.layers.mlp import dense_mlp
+from jaxwafer.ops.collective import psum
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import append
 from jaxwafer.ops.step import Step
@@ -112,7 +113,7 @@ class Stage:
             stacks, here, step,
             {s: partial(self._attend, s, *kind) for s, kind in kinds.items()}, layer, projected, caches, step,
         )  # fmt: skip
-        return add(x, jax.lax.psum(total(attended, x), "core")), tuple(caches)
+        return add(x, psum(total(attended, x), "core")), tuple(caches)
 
     def _attend(self, stack: int, kind, weights, layer, projected, caches, step):
         return gqa.attend(kind, weights, layer, projected[stack][0], caches[stack], step, self.ops)
@@ -121,7 +122,7 @@ class Stage:
         here, layer = self.tables["mlp_stack"][slot], self.tables["mlp_position"][slot]
         kinds = {s: (self.placement.mlps[s].kind, self.weights["mlps"][s]) for s in stacks if s >= 0}
         branches = {s: partial(dense_mlp, *kind, ops=self.ops) for s, kind in kinds.items()}
-        return add(x, jax.lax.psum(total(self._switch(stacks, here, step, branches, layer, x), x), "core"))
+        return add(x, psum(total(self._switch(stacks, here, step, branches, layer, x), x), "core"))
 
     def _switch(
         self, stacks: tuple[int, ...], here: jax.Array, step: Step, branches: dict[int, Callable], *operands

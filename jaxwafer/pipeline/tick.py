@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.layers import vocab
+from jaxwafer.ops.collective import psum
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import Placement
@@ -40,7 +41,7 @@ class Pipeline:
         """x for this wafer's stage: the embedded tokens int32 [B, T] on the first wafer, elsewhere what hopped in."""
         table = weights["globals"]["embedding"]
         part = vocab.embed(table, self._offset(table), tokens, self.placement.spec.hidden, self.dtype)
-        return jnp.where(self.wafer() == 0, jax.lax.psum(part, AXES), hopped)
+        return jnp.where(self.wafer() == 0, psum(part, *AXES), hopped)
 
     def stage(self, weights: dict, tables: dict, cache: tuple, x: jax.Array, step: Step, *, gated: bool):
         """x and the cache after this wafer's layers."""
@@ -49,7 +50,7 @@ class Pipeline:
     def leave(self, weights: dict, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Logits of the last wafer's hidden [R, hidden]: this shard's float32 [R, rows], and its first row's id."""
         last = self.wafer() == self.placement.wafers - 1
-        hidden = jax.lax.psum(jnp.where(last, hidden, jnp.zeros((), hidden.dtype)), "wafer")
+        hidden = psum(jnp.where(last, hidden, jnp.zeros((), hidden.dtype)), "wafer")
         spec, weights = self.placement.spec, weights["globals"]
         offset = self._offset(weights.get("head", weights["embedding"]))
         return vocab.logits(hidden, weights, offset, spec.vocab, spec.eps, self.ops), offset
