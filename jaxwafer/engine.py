@@ -86,7 +86,7 @@ class Stats:
 
 
 def load(model: str, **options) -> "Engine":
-    """An engine for a name from `checkpoints/`, a Hugging Face folder or a GGUF file; `options` are those of `Options`."""
+    """An engine for a name from `checkpoints/`, a Hugging Face folder or a GGUF file. options: those of `Options`."""
     return Engine(open_checkpoint(model), Options(**options))
 
 

@@ -53,8 +53,8 @@ class Sampling:
 class Request:
     """One prompt (its text, and its tokens int32) on its way.
 
-    tokens: sampled so far; output: their text, cut at a stop text. finish: None while it runs, then "stop" (an end token
-    or stop text) or "length".
+    tokens: sampled so far. output: their text, cut at a stop text. finish: None while it runs, then "stop" (an end
+    token or stop text) or "length".
     """
 
     number: int
@@ -103,8 +103,8 @@ class Queue:
         if request.capacity > self.context:
             raise UserError(
                 f"prompt {request.number + 1} has {len(request.prompt)} tokens and may generate "
-                f"{request.sampling.max_new_tokens}, but the context holds {self.context}: shorten it, lower --max-new-tokens "
-                "or raise --max-context"
+                f"{request.sampling.max_new_tokens}, but the context holds {self.context}: shorten it, lower "
+                "--max-new-tokens or raise --max-context"
             )
 
     def submit(self, request: Request) -> None:

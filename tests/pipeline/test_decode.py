@@ -92,7 +92,7 @@ def test_the_phase_goes_on_where_the_last_run_stopped(two, expected):
 def test_the_token_in_flight_of_a_request_that_the_host_ended_is_void(two, expected, cut):
     """Of the request that enters second, the next token is in flight when the host sees the stop text.
 
-    Enters at ticks 1 and 3, the second for nothing: wafer 0 works on it twice, wafer 1 once, as the row is void by then.
+    It enters at ticks 1 and 3, then for nothing: wafer 0 works on it twice, wafer 1 once, as the row is void by then.
     Of the one that enters first nothing is in flight at that time.
     """
     two._phase = two.queue._free[0][0]

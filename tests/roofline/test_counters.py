@@ -111,7 +111,11 @@ def test_a_tick_never_counts_more_bytes_than_are_on_the_devices(policy, wafers, 
     row = embedding.wafer_bytes(wafers, cores) * wafers / len(embedding.index[0])
     # A tied table is read as the head, and one row again as the embedding.
     counted = sum(got.weights.values()) - (row if tied else 0)
-    assert counted <= sum(shape.placement.weight_bytes(w) for w in range(wafers)) <= wafers * shape.placement.allocated_bytes
+    assert (
+        counted
+        <= sum(shape.placement.weight_bytes(w) for w in range(wafers))
+        <= wafers * shape.placement.allocated_bytes
+    )
     assert 0 <= got.padding < got.bytes
 
 
