@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.cache.blocks import BlockAllocator
-from jaxwafer.cache.kv import CacheShape, KVFormat, allocate
+from jaxwafer.cache.kv import CacheShape, KVFormat, allocate, even_blocks
 from jaxwafer.checkpoint.load import formats_for, load_weights
 from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.checkpoint.source import Checkpoint
@@ -83,10 +83,11 @@ class Stats:
     busy_ticks: np.ndarray = field(default_factory=lambda: np.zeros(1))
     tokens: np.ndarray = field(default_factory=lambda: np.zeros(1))
     kv_rows: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    experts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
 
 
 def load(model: str, **options) -> "Engine":
-    """An engine for a name from `checkpoints/`, a Hugging Face folder or a GGUF file; `options` are those of `Options`."""
+    """An engine for a name from `checkpoints/`, a Hugging Face folder or a GGUF file, with the fields of `Options`."""
     return Engine(open_checkpoint(model), Options(**options))
 
 
@@ -112,9 +113,14 @@ class Engine:
         self.tokenizer = checkpoint.tokenizer()
         micro_batches = options.micro_batches or shape.wafers
         table = -(-options.max_context // options.block)
-        blocks = options.kv_blocks or micro_batches * options.micro_batch * table
+        rows = micro_batches * options.micro_batch
+        blocks = even_blocks(self.placement, options.kv_blocks or rows * table)
         self.cache_shape = CacheShape(
-            placement=self.placement, format=KVFormat(name=options.kv_cache), block=options.block, blocks=blocks
+            placement=self.placement,
+            format=KVFormat(name=options.kv_cache),
+            block=options.block,
+            blocks=blocks,
+            rows=rows,
         )
         sizes = Sizes(
             micro_batches=micro_batches,
@@ -186,8 +192,7 @@ class Engine:
             raise UserError("scoring needs at least two tokens")
         request = Request(self._submitted, "", tokens[:-1], Sampling(max_new_tokens=1))
         limit = self.options.max_context
-        request.blocks = self.queue.blocks.allocate(len(tokens) - 1) if len(tokens) - 1 <= limit else None
-        if request.blocks is None:
+        if len(tokens) - 1 > limit or not self.queue.claim(request):
             raise UserError(f"{len(tokens)} tokens do not fit the context of {limit}: raise --max-context")
         sizes, scores = self.programs.sizes, []
         length = chunk_length(len(tokens), sizes.chunk_tokens)
@@ -203,7 +208,7 @@ class Engine:
             scores += [
                 row[: len(tokens) - 1 - start] for row, (_, start) in zip(np.asarray(result), work, strict=False)
             ]
-        self.queue.blocks.release(request.blocks)
+        self.queue.finish(request, "length")
         return np.concatenate(scores)
 
     def _prefill(self, requests: list[Request]) -> list[Event]:
@@ -250,6 +255,7 @@ class Engine:
         self.stats.busy_ticks = self.stats.busy_ticks + tally.ticks
         self.stats.tokens = self.stats.tokens + tally.tokens
         self.stats.kv_rows = self.stats.kv_rows + tally.kv_rows
+        self.stats.experts = self.stats.experts + tally.experts
         new: dict[Request, list[int]] = {}
         for tick in range(int(done)):
             micro_batch = (self._phase + tick - (self.placement.wafers - 1)) % programs.period

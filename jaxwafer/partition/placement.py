@@ -68,7 +68,7 @@ class Placement:
     def formats(self) -> list[str]:
         """Names of the formats that matrices are in, in order of first use."""
         stacks = [s.weights for s in (*self.mixers, *self.mlps)] + [self.globals]
-        return list(dict.fromkeys(w.format.name for ws in stacks for w in ws.values() if len(w.weight.axes) > 1))
+        return list(dict.fromkeys(w.format.name for ws in stacks for w in ws.values() if w.weight.matrix))
 
     def layer_bytes(self, stack: Stack) -> int:
         """Weight bytes of one layer of a stack over all cores of its wafer."""

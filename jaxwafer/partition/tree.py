@@ -19,7 +19,7 @@ def build(placement: Placement, leaf: Callable[[Storage, Stack | None, str], obj
 
     def weight(storage: Storage, stack: Stack | None) -> object:
         parts = {name: leaf(storage, stack, name) for name in storage.names}
-        if len(storage.weight.axes) == 1:
+        if not storage.weight.matrix:
             return parts["values"]
         return QuantizedArray(parts["values"], parts.get("scale"), parts.get("minimum"), format=storage.format)
 

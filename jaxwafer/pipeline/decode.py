@@ -53,15 +53,17 @@ class Flight:
 
 @flax.struct.dataclass
 class Tally:
-    """Counted on each wafer, float32 [wafers]: ticks with work, rows (tokens) worked on, KV rows attended to."""
+    """Counted on each wafer, float32 [wafers]: ticks with work, rows (tokens) worked on, KV rows attended to; and
+    [wafers, MLP stacks]: experts whose weights were read, over all cores."""
 
     ticks: jax.Array
     tokens: jax.Array
     kv_rows: jax.Array
+    experts: jax.Array
 
 
 def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, requests: Requests, slots: Slots,
-           flight: Flight, phase: jax.Array, ticks: jax.Array, *, limit: int, period: int, gated: bool,
+           flight: Flight, phase: jax.Array, ticks: jax.Array, *, limit: int, period: int, block: int, gated: bool,
            filters: bool):  # fmt: skip
     """Up to `ticks` ≤ `limit` ticks from tick `phase`, inside shard_map; stops early when no request is left.
 
@@ -72,7 +74,6 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
     weights, tables, cache, flight = layers_local(weights), local(tables), local(cache), local(flight)
     micro_batches, batch = requests.token.shape
     wafer = pipeline.wafer()
-    block = cache[0]["k"].block
 
     def at(tick, stage):
         """The micro-batch that stage `stage` works on, ≥ M for none."""
@@ -93,13 +94,15 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
         start = jnp.where(wafer == 0, row(requests.position, first), flight.start)
         count = jnp.where(wafer == 0, begins.astype(jnp.int32), flight.count)
         x = pipeline.enter(weights, row(requests.token, first)[:, None], flight.x)
-        step = Step(start=start, count=count, table=row(slots.table, here))
-        x, cache = pipeline.stage(weights, tables, cache, x, step, gated=gated)
+        slot = jnp.minimum(here, micro_batches - 1) * batch + jnp.arange(batch, dtype=jnp.int32)
+        step = Step(start=start, count=count, table=row(slots.table, here), slot=slot)
+        x, cache, touched = pipeline.stage(weights, tables, cache, x, step, gated=gated)
         read = jnp.where(count > 0, (start + block) // block * block, 0)
         tally = Tally(
             ticks=tally.ticks + jnp.any(count > 0).astype(jnp.float32),
             tokens=tally.tokens + jnp.sum(count).astype(jnp.float32),
             kv_rows=tally.kv_rows + jnp.sum(read).astype(jnp.float32),
+            experts=tally.experts + touched,
         )
 
         scores, offset = pipeline.leave(weights, x[:, 0])
@@ -129,9 +132,11 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
         return (done < ticks) & jnp.any(requests.remaining > 0)
 
     zero = jnp.zeros((), jnp.float32)
+    experts = jnp.zeros((len(pipeline.placement.mlps),), jnp.float32)
     begin = (
         jnp.zeros((), jnp.int32), cache, requests, flight,
-        jnp.full((limit, batch), -1, jnp.int32), Tally(ticks=zero, tokens=zero, kv_rows=zero),
+        jnp.full((limit, batch), -1, jnp.int32), Tally(ticks=zero, tokens=zero, kv_rows=zero, experts=experts),
     )  # fmt: skip
     done, cache, requests, flight, out, tally = jax.lax.while_loop(more, tick, begin)
+    tally = tally.replace(experts=psum(tally.experts, "core"))
     return stacked(cache), requests, stacked(flight), out, done, stacked(tally)

@@ -14,8 +14,9 @@ from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
 class Chunks:
     """N chunks of T tokens in the order they enter: a request's chunks in the order of its text.
 
-    tokens, targets: int32 [N, T]; targets (the token that follows each, for scoring) may be None. start, count: int32
-    [N], position of the first token and how many are real. table: int32 [N, blocks]. sampling: parameters [N].
+    tokens, targets: int32 [N, T]; targets (the token that follows each, for scoring) may be None. start, count,
+    slot: int32 [N], position of the first token, how many are real, and the row of the request's state. table: int32
+    [N, blocks]. sampling: parameters [N].
     """
 
     tokens: jax.Array
@@ -23,6 +24,7 @@ class Chunks:
     start: jax.Array
     count: jax.Array
     table: jax.Array
+    slot: jax.Array
     sampling: SamplingState
 
 
@@ -50,8 +52,9 @@ def prefill(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, chunk
             start=row(chunks.start, here),
             count=jnp.where(real, row(chunks.count, here), 0),
             table=row(chunks.table, here),
+            slot=row(chunks.slot, here),
         )
-        x, cache = pipeline.stage(weights, tables, cache, x, step, gated=gated)
+        x, cache, _ = pipeline.stage(weights, tables, cache, x, step, gated=gated)
         # A scatter wraps a negative index, so a chunk that is not there yet must get one past the end.
         slot = jnp.where(last >= 0, last, limit)
         if chunks.targets is None:

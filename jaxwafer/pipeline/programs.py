@@ -53,9 +53,7 @@ class Programs:
         self.abstract_weights = tree.abstract(pipeline.placement)
         self._weight_specs = tree.specs(pipeline.placement)
         self.abstract_cache = cache.abstract()
-        self._cache_specs = jax.tree.map(
-            lambda _: PartitionSpec("wafer", None, None, None, "core"), self.abstract_cache
-        )
+        self._cache_specs = cache.specs()
         self.weight_formats = jax.tree.map(self._automatic, self._weight_specs)
         self.cache_formats = jax.tree.map(self._automatic, self._cache_specs)
         self.tables = self.put(pipeline.tables(), WAFER)
@@ -103,7 +101,7 @@ class Programs:
         number = self.sizes.chunks
         tokens, each = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((number, length), (number,)))
         table = jax.ShapeDtypeStruct((number, self.sizes.blocks), jnp.int32)
-        return Chunks(tokens=tokens, targets=tokens if score else None, start=each, count=each, table=table,
+        return Chunks(tokens=tokens, targets=tokens if score else None, start=each, count=each, table=table, slot=each,
                       sampling=_sampling((number,)))  # fmt: skip
 
     def _automatic(self, spec: PartitionSpec) -> Format:
@@ -119,13 +117,14 @@ class Programs:
 
     def _decode(self, filters: bool):
         sizes, wafers = self.sizes, self.pipeline.placement.wafers
-        body = partial(decode, self.pipeline, limit=sizes.burst, period=self.period, filters=filters,
+        body = partial(decode, self.pipeline, limit=sizes.burst, period=self.period, block=self.cache.block,
+        filters=filters,
                        gated=sizes.micro_batches < wafers)  # fmt: skip
         shape = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self.idle_requests())
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
         rest = [(shape, EVERYWHERE), (self._slots(), EVERYWHERE), (self._flight(), WAFER)]
         rest += [(scalar, EVERYWHERE), (scalar, EVERYWHERE)]
-        tally = Tally(ticks=WAFER, tokens=WAFER, kv_rows=WAFER)
+        tally = Tally(ticks=WAFER, tokens=WAFER, kv_rows=WAFER, experts=WAFER)
         results = [EVERYWHERE, WAFER, EVERYWHERE, EVERYWHERE, tally]
         compiled = self._compile(body, rest, results, donate=(2, 3, 5))
         self.weight_formats, _, self.cache_formats, *_ = compiled.input_formats[0]

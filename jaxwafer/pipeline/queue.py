@@ -103,19 +103,22 @@ class Queue:
     def admit(self) -> list[Request]:
         """Give slots and blocks to waiting requests, first come first served, as long as both last."""
         admitted = []
-        while self.waiting and self._free:
-            blocks = self.blocks.allocate(self.waiting[0].capacity)
-            if blocks is None:
-                break
-            request = self.waiting.popleft()
-            request.blocks, request.slot = blocks, self._free.popleft()
-            self.running[request.slot] = request
-            self._table[request.slot] = 0
-            self._table[request.slot][: len(blocks)] = blocks
-            set_sampling(self._sampling, request.slot, request.sampling)
-            self._fresh[request.slot] = True
-            admitted.append(request)
+        while self.waiting and self.claim(self.waiting[0]):
+            admitted.append(self.waiting.popleft())
         return admitted
+
+    def claim(self, request: Request) -> bool:
+        """Give a request a slot and blocks, if there are enough."""
+        blocks = self.blocks.allocate(request.capacity) if self._free else None
+        if blocks is None:
+            return False
+        request.blocks, request.slot = blocks, self._free.popleft()
+        self.running[request.slot] = request
+        self._table[request.slot] = 0
+        self._table[request.slot][: len(blocks)] = blocks
+        set_sampling(self._sampling, request.slot, request.sampling)
+        self._fresh[request.slot] = True
+        return True
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request and free its slot and blocks."""
@@ -160,7 +163,7 @@ def chunks_of(requests: list[Request], sizes: Sizes, length: int):
     for first in range(0, len(work), sizes.chunks):
         part = work[first : first + sizes.chunks]
         tokens = np.zeros((sizes.chunks, length), np.int32)
-        start, count = np.zeros(sizes.chunks, np.int32), np.zeros(sizes.chunks, np.int32)
+        start, count, slot = (np.zeros(sizes.chunks, np.int32) for _ in range(3))
         table = np.zeros((sizes.chunks, sizes.blocks), np.int32)
         sampling = blank_sampling((sizes.chunks,))
         ends: list[Request | None] = [None] * len(part)
@@ -168,10 +171,15 @@ def chunks_of(requests: list[Request], sizes: Sizes, length: int):
             piece = request.prompt[begin : begin + length]
             tokens[i, : len(piece)], start[i], count[i] = piece, begin, len(piece)
             table[i, : len(request.blocks)] = request.blocks
+            slot[i] = request.slot[0] * sizes.batch + request.slot[1]
             set_sampling(sampling, i, request.sampling)
             if begin + length >= len(request.prompt):
                 ends[i] = request
-        yield Chunks(tokens=tokens, targets=None, start=start, count=count, table=table, sampling=sampling), part, ends
+        yield (
+            Chunks(tokens=tokens, targets=None, start=start, count=count, table=table, slot=slot, sampling=sampling),
+            part,
+            ends,
+        )
 
 
 def chunk_length(longest: int, lengths: tuple[int, ...]) -> int:

@@ -44,7 +44,7 @@ class Pipeline:
         return jnp.where(self.wafer() == 0, psum(part, *AXES), hopped)
 
     def stage(self, weights: dict, tables: dict, cache: tuple, x: jax.Array, step: Step, *, gated: bool):
-        """x and the cache after this wafer's layers."""
+        """x, the cache and the experts touched after this wafer's layers."""
         return Stage(self.placement, self.ops, weights, tables, gated).run(cache, x, step)
 
     def leave(self, weights: dict, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
