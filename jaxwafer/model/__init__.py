@@ -17,6 +17,4 @@ def spec_from_config(fields: dict) -> ModelSpec:
         if name in FAMILIES:
             return FAMILIES[name](fields)
     known = ", ".join(sorted(FAMILIES))
-    raise UserError(
-        f"architecture {', '.join(names) or '(none given)'} is not supported (supported: {known})"
-    )
+    raise UserError(f"architecture {', '.join(names) or '(none given)'} is not supported (supported: {known})")

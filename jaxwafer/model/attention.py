@@ -58,7 +58,8 @@ class GQA:
             ]
         if self.bias:
             found += [
-                vector(f"{n}_bias", f"self_attn.{n}_proj.bias", a) for n, a in zip("qkv", (q, kv_heads, kv_heads))
+                vector(f"{n}_bias", f"self_attn.{n}_proj.bias", a)
+                for n, a in zip("qkv", (q, kv_heads, kv_heads), strict=True)
             ]
         if self.output_bias:
             found.append(vector("o_bias", "self_attn.o_proj.bias", hidden))

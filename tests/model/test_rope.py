@@ -49,7 +49,9 @@ def test_old_and_new_spellings_are_one_rope(fields):
     assert rope_from_config(fields, dims=64) == Rope(theta=5e5, dims=64, scaling=scaling)
 
 
-@pytest.mark.parametrize("fields", [{}, {"rope_theta": None}, {"rope_scaling": None}, {"rope_scaling": {"type": "default"}}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"rope_theta": None}, {"rope_scaling": None}, {"rope_scaling": {"type": "default"}}]
+)
 def test_the_default_is_plain_rope_of_base_10000(fields):
     assert rope_from_config(fields, dims=64) == Rope(theta=10000.0, dims=64)
 

@@ -90,7 +90,9 @@ def test_a_table_smaller_than_a_chunk():
     check([9, 16, 17], (1, 1, 1), block=8, columns=3)
 
 
-@pytest.mark.parametrize("lengths, counts", [([5, 35, 32], [5, 5, 5]), ([5, 300, 1], [5, 3, 1]), ([33, 4, 5], [2, 4, 0])])
+@pytest.mark.parametrize(
+    "lengths, counts", [([5, 35, 32], [5, 5, 5]), ([5, 300, 1], [5, 3, 1]), ([33, 4, 5], [2, 4, 0])]
+)
 def test_several_tokens_each_see_what_came_before_them(lengths, counts):
     check(lengths, counts, 5)
 

@@ -44,7 +44,9 @@ def test_uneven_wafers_share_stacks_as_deep_as_the_fullest():
     assert got.allocated_bytes == max(needed)
 
 
-@pytest.mark.parametrize("partition", [Partition(((), (0, 1, 2))), Partition(((0, 1, 2), ())), Partition(((0,), (), (1, 2)))])
+@pytest.mark.parametrize(
+    "partition", [Partition(((), (0, 1, 2))), Partition(((0, 1, 2), ())), Partition(((0,), (), (1, 2)))]
+)
 def test_a_wafer_may_hold_no_layer_and_still_holds_its_share_of_the_vocabulary(partition):
     got = placed(partition)
     for wafer, layers in enumerate(partition.layers):
@@ -94,7 +96,9 @@ def test_any_key_value_heads_over_any_cores_are_placed(kv_heads, cores, stored):
 
 
 def test_a_cut_that_is_not_possible_is_refused_when_planning_naming_tensor_axis_and_sizes():
-    with pytest.raises(UserError, match=r"o_proj.weight: axis 'heads' of 96 over 6 cores gives 16 .* int4 groups of 32"):
+    with pytest.raises(
+        UserError, match=r"o_proj.weight: axis 'heads' of 96 over 6 cores gives 16 .* int4 groups of 32"
+    ):
         placed(uniform(2, 1), cores=6, formats=policy("int4"))
 
 
@@ -113,7 +117,10 @@ def test_names_are_the_hubs():
 @pytest.mark.parametrize("name", ["native", "mixed", "int4"])
 def test_the_tree_has_the_bytes_of_the_placement(name):
     got = placed(split(3, 1, 2), cores=2, formats=policy(name))
-    leaves, specs = jax.tree.leaves(tree.abstract(got)), jax.tree.leaves(tree.specs(got), is_leaf=lambda s: isinstance(s, P))
+    leaves, specs = (
+        jax.tree.leaves(tree.abstract(got)),
+        jax.tree.leaves(tree.specs(got), is_leaf=lambda s: isinstance(s, P)),
+    )
     total = 0
     for leaf, spec in zip(leaves, specs, strict=True):
         axes = [a for names in spec if names for a in ((names,) if isinstance(names, str) else names)]

@@ -24,7 +24,9 @@ def test_every_layer_is_on_one_wafer_in_order(count, wafers):
     assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize("layers", [((0, 1), (3,)), ((0, 1), (1, 2)), ((1, 0), (2,)), ((2,), (0, 1)), ((0, 1, 2, 3),), ()])
+@pytest.mark.parametrize(
+    "layers", [((0, 1), (3,)), ((0, 1), (1, 2)), ((1, 0), (2,)), ((2,), (0, 1)), ((0, 1, 2, 3),), ()]
+)
 def test_a_layer_left_out_repeated_or_out_of_order_is_refused(layers):
     with pytest.raises(UserError, match="must hold layers 0 to 2 once each, in order"):
         Partition(layers).check(3)

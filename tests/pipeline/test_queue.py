@@ -62,7 +62,9 @@ def test_the_last_sampled_token_needs_no_room():
     assert request(0, 5, 1).capacity == 5 and request(0, 5, 4).capacity == 8
 
 
-@pytest.mark.parametrize("blocks, prompt, new, fits", [(16, 29, 4, True), (16, 30, 4, False), (2, 13, 4, True), (2, 14, 4, False)])
+@pytest.mark.parametrize(
+    "blocks, prompt, new, fits", [(16, 29, 4, True), (16, 30, 4, False), (2, 13, 4, True), (2, 14, 4, False)]
+)
 def test_a_request_that_could_never_fit_is_refused_at_once(blocks, prompt, new, fits):
     """Four blocks of 8 a request, or as many as there are at all."""
     filled = queue(blocks)
@@ -70,7 +72,9 @@ def test_a_request_that_could_never_fit_is_refused_at_once(blocks, prompt, new, 
         filled.submit(request(0, prompt, new))
         assert filled.busy and len(filled.admit()) == 1
     else:
-        with pytest.raises(UserError, match=f"prompt 1 has {prompt} tokens and may generate {new}, but the context holds"):
+        with pytest.raises(
+            UserError, match=f"prompt 1 has {prompt} tokens and may generate {new}, but the context holds"
+        ):
             filled.submit(request(0, prompt, new))
         assert not filled.busy
 

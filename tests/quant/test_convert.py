@@ -82,7 +82,9 @@ def test_fp8_weights_never_overflow_to_nan(seed, log_size):
     assert np.all(np.isfinite(stored)) and np.abs(stored).max() == 448.0
 
 
-@pytest.mark.parametrize("name, step", [("int4", 1 / 14), ("int4-min", 1 / 30), ("int8", 1 / 254), ("int8-g32", 1 / 254)])
+@pytest.mark.parametrize(
+    "name, step", [("int4", 1 / 14), ("int4-min", 1 / 30), ("int8", 1 / 254), ("int8-g32", 1 / 254)]
+)
 @pytest.mark.parametrize("inputs", [32, 48, 33])
 def test_integers_are_within_half_a_step_of_the_value(name, step, inputs):
     matrix, form = normal(3, 2, 6, inputs), FORMATS[name]
