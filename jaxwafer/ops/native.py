@@ -77,8 +77,9 @@ def cache_directory() -> Path:
 
 
 def cache_key(source: Path, version: str) -> str:
-    """Digest of everything the object depends on."""
-    parts = (source.read_text(), version, jaxlib.version.__version__, _processor(), repr((FLAGS, TARGETS)))
+    """Digest of everything the object depends on; headers of ours stand beside the source."""
+    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    parts = (*texts, version, jaxlib.version.__version__, _processor(), repr((FLAGS, TARGETS)))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
