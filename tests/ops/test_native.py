@@ -1,4 +1,4 @@
-"""Building and caching of native kernels; what happens without a compiler, with a broken one and with a broken cache."""
+"""Building and caching of native kernels; what happens without a compiler or with a damaged cache."""
 
 import os
 import shutil

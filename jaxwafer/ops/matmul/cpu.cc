@@ -23,7 +23,7 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int kDotRows = 4;                             // most rows of x that share one unpacking in Dot
-constexpr int64_t kDotLimit = 8;                        // most rows of x for Dot
+constexpr int64_t kDotLimit = 16;                       // most rows of x for Dot
 constexpr int64_t kDotOutputs = 16, kDotBlocks = 32;    // tile of weights in Dot
 constexpr int64_t kChunkBytes = 32768;                  // of weights, the unit of work in Dot
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;         // register tile: 12 of 16 registers accumulate, 24 of AVX-512's 32
@@ -79,79 +79,57 @@ inline void Unrolled(int64_t count, const Function& f) {
   f(std::integral_constant<int, Most>{});
 }
 
-// Vectors of a block of R rows of x: in registers where several outputs use them, else read where they are used.
-template <int O, int R, int Count>
-struct Values {
-  const float* x;
-  int64_t stride;
-  Floats kept[Count];
-  Values(const float* x, int64_t stride) : x(x), stride(stride) {
-    if constexpr (O > 1)
-      for (int v = 0; v < Count; ++v) kept[v] = Keep(Load<Floats>(x + v * kLanes));
-  }
-  Floats operator()(int r, int v) const { return O > 1 ? kept[v] : Load<Floats>(x + r * stride + v * kLanes); }
-};
-
-// Adds blocks [begin, end) of O outputs from n, R rows of x from m, to `sums` [O, rows of x].
-template <class F, int O, int R>
+// Adds blocks [begin, end) of output n, R rows of x from m, to `sums` [rows of x].
+template <class F, int R>
 inline void Dot(const Problem& p, int64_t n, int64_t m, int64_t begin, int64_t end, Floats* sums) {
-  constexpr int kPitch = kBlock + (kSums<F> ? kLanes : 0), kChains = O * R == 1 ? 4 : O * R < 4 || !F::kGrouped ? 2 : 1;
+  constexpr int kPitch = kBlock + (kSums<F> ? kLanes : 0), kChains = R == 1 ? 4 : 2;
   const uint8_t* weights = p.values + n * p.row_bytes;
   const float* x = p.x + m * p.x_stride;
-  Floats sum[O][R][kChains];
-  for (int o = 0; o < O; ++o)
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < kChains; ++c) sum[o][r][c] = c == 0 ? sums[o * p.rows + m + r] : Floats{};
+  Floats sum[R][kChains];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < kChains; ++c) sum[r][c] = c == 0 ? sums[m + r] : Floats{};
   if constexpr (F::kGrouped) {
-    float scale[O][kLanes], minimum[O][kLanes];
-    for (int64_t first = begin; first < end; first += kLanes) {
-      int64_t count = std::min<int64_t>(kLanes, end - first);
-      for (int o = 0; o < O; ++o) {
-        int64_t offset = ((n + o) * p.blocks + first) * 2;
-        Scales(p.scale + offset, count, scale[o]);
-        if (F::kMinimum) Scales(p.minimum + offset, count, minimum[o]);
-      }
-      for (int64_t i = 0; i < count; ++i) {
-        const float* block = x + (first + i) * kPitch;
-        Values<O, R, kPitch / kLanes> value(block, p.x_stride);
-        for (int o = 0; o < O; ++o) {
-          Floats w[kVectors];
-          F::Unpack(weights + o * p.row_bytes + (first + i) * F::kBytes, w);
-          for (int r = 0; r < R; ++r) {
-            Floats group = F::kOffset != 0 ? value(r, kVectors) : Floats{};
-            for (int v = 0; v < kVectors; ++v) group += w[v] * value(r, v);
-            sum[o][r][0] += group * scale[o][i];
-            if (F::kMinimum) sum[o][r][kChains - 1] += minimum[o][i] * value(r, kVectors);
-          }
-        }
-      }
-    }
-  } else {
-    auto add = [&](const uint8_t* bytes, int64_t stride, int64_t b) {
-      Values<O, R, kVectors> value(x + b * kPitch, p.x_stride);
-      for (int o = 0; o < O; ++o) {
-        Floats w[kVectors];
-        F::Unpack(bytes + o * stride, w);
-        for (int r = 0; r < R; ++r)
-          for (int v = 0; v < kVectors; ++v)
-            sum[o][r][v % kChains] += w[v] * value(r, v);
+    float scale[kLanes], minimum[kLanes];
+    auto add = [&](int64_t b, int i, int chain) {
+      Floats w[kVectors];
+      F::Unpack(weights + b * F::kBytes, w);
+      for (int r = 0; r < R; ++r) {
+        const float* block = x + r * p.x_stride + b * kPitch;
+        Floats group = F::kOffset != 0 ? Load<Floats>(block + kBlock) : Floats{};
+        for (int v = 0; v < kVectors; ++v) group += w[v] * Load<Floats>(block + v * kLanes);
+        sum[r][chain] += group * scale[i];
+        if (F::kMinimum) sum[r][kChains - 1 - chain] += minimum[i] * Load<Floats>(block + kBlock);
       }
     };
+    for (int64_t first = begin; first < end; first += kLanes) {
+      int count = int(std::min<int64_t>(kLanes, end - first)), i = 0;
+      int64_t offset = (n * p.blocks + first) * 2;
+      Scales(p.scale + offset, count, scale);
+      if (F::kMinimum) Scales(p.minimum + offset, count, minimum);
+      for (; i + 2 <= count; i += 2) {
+        add(first + i, i, 0);
+        add(first + i + 1, i + 1, 1);
+      }
+      if (i < count) add(first + i, i, 0);
+    }
+  } else {
+    auto add = [&](const uint8_t* bytes, int64_t b) {
+      Floats w[kVectors];
+      F::Unpack(bytes, w);
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v)
+          sum[r][v % kChains] += w[v] * Load<Floats>(x + r * p.x_stride + b * kPitch + v * kLanes);
+    };
     int64_t whole = std::min(p.row_bytes / F::kBytes, end);
-    for (int64_t b = begin; b < whole; ++b) add(weights + b * F::kBytes, p.row_bytes, b);
-    if (whole < end) {
-      uint8_t spare[O * F::kBytes] = {};
-      for (int o = 0; o < O; ++o)
-        std::memcpy(spare + o * F::kBytes, weights + o * p.row_bytes + whole * F::kBytes, p.row_bytes % F::kBytes);
-      add(spare, F::kBytes, whole);
-    }
+    for (int64_t b = begin; b < whole; ++b) add(weights + b * F::kBytes, b);
+    uint8_t spare[F::kBytes];
+    if (whole < end) add(Block<F>(p, weights, whole, spare), whole);
   }
-  for (int o = 0; o < O; ++o)
-    for (int r = 0; r < R; ++r) {
-      Floats total = sum[o][r][0];
-      for (int c = 1; c < kChains; ++c) total += sum[o][r][c];
-      sums[o * p.rows + m + r] = total;
-    }
+  for (int r = 0; r < R; ++r) {
+    Floats total = sum[r][0] + sum[r][1];
+    for (int c = 2; c < kChains; ++c) total += sum[r][c];
+    sums[m + r] = total;
+  }
 }
 
 template <class F>
@@ -166,10 +144,7 @@ void DotChunk(const Problem& p, int64_t begin, int64_t end) {
       int64_t stop = std::min(b + piece, p.blocks);
       for (int64_t m = 0; m < p.rows; m += kDotRows)
         Unrolled<kDotRows>(p.rows - m, [&](auto rows) {
-          constexpr int R = rows.value, O = R == 1 ? 2 : 1;
-          int64_t n = 0;
-          for (; n + O <= outputs; n += O) Dot<F, O, R>(p, begin + n, m, b, stop, sums + n * p.rows);
-          for (; n < outputs; ++n) Dot<F, 1, R>(p, begin + n, m, b, stop, sums + n * p.rows);
+          for (int64_t n = 0; n < outputs; ++n) Dot<F, rows.value>(p, begin + n, m, b, stop, sums + n * p.rows);
         });
     }
     for (int64_t n = 0; n < outputs; ++n)

@@ -60,7 +60,9 @@ inline Floats FromBytes(const uint8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvt
 inline Words FromWords16(Halves h) { return (Words)_mm512_cvtepu16_epi32((__m256i)h); }
 inline Words Repeat(const uint8_t* p) { return (Words)_mm512_broadcast_i32x4(Load<__m128i>(p)); }
 #elif defined(__AVX2__)
-inline Floats FromBytes(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+inline Floats FromBytes(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 inline Words FromWords16(Halves h) { return (Words)_mm256_cvtepu16_epi32((__m128i)h); }
 inline Words Repeat(const uint8_t* p) { return (Words)_mm256_broadcastsi128_si256(Load<__m128i>(p)); }
 #else
