@@ -81,7 +81,7 @@ def test_builds_once_runs_and_is_found_again(source, monkeypatch):
 @pytest.mark.parametrize("damage", [b"", b"not an object", None])
 def test_a_damaged_object_is_built_again(source, damage):
     compiler, version = native.find_compiler()
-    key = native.cache_key(source, version)
+    key = native.cache_key(source, compiler, version)
     path = native._build(source, compiler, key)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
@@ -91,8 +91,7 @@ def test_a_damaged_object_is_built_again(source, damage):
 
 def test_an_object_that_does_not_load_is_built_again(source):
     """The right digest, but not for this machine's loader."""
-    _, version = native.find_compiler()
-    key = native.cache_key(source, version)
+    key = native.cache_key(source, *native.find_compiler())
     native.cache_directory().mkdir(parents=True)
     content = b"\x7fELF and nothing else"
     (native.cache_directory() / f"{native._stem(key, content)}.so").write_bytes(content)
@@ -101,21 +100,22 @@ def test_an_object_that_does_not_load_is_built_again(source):
 
 
 def test_key_follows_source_compiler_and_jaxlib(source, monkeypatch):
-    key = native.cache_key(source, "one 1.0")
-    assert native.cache_key(source, "one 1.0") == key
-    assert native.cache_key(source, "two 1.0") != key
+    key = native.cache_key(source, ["c++"], "1.0")
+    assert native.cache_key(source, ["c++"], "1.0") == key
+    assert native.cache_key(source, ["c++"], "2.0") != key
+    assert native.cache_key(source, ["c++", "-mno-avx"], "1.0") != key
     monkeypatch.setattr("jaxlib.version.__version__", "0.0.0")
-    assert native.cache_key(source, "one 1.0") != key
+    assert native.cache_key(source, ["c++"], "1.0") != key
     monkeypatch.undo()
     (source.parent / "own.h").write_text("")
-    with_header = native.cache_key(source, "one 1.0")
+    with_header = native.cache_key(source, ["c++"], "1.0")
     source.write_text(SOURCE + "\n")
-    assert len({key, with_header, native.cache_key(source, "one 1.0")}) == 3
+    assert len({key, with_header, native.cache_key(source, ["c++"], "1.0")}) == 3
 
 
 def test_several_builds_at_once(source):
     compiler, version = native.find_compiler()
-    key = native.cache_key(source, version)
+    key = native.cache_key(source, compiler, version)
     got = []
     threads = [threading.Thread(target=lambda: got.append(native._load(source, compiler, key))) for _ in range(3)]
     for thread in threads:

@@ -26,13 +26,13 @@ constexpr int kDotRows = 4;                             // most rows of x that s
 constexpr int64_t kDotLimit = 16;                       // most rows of x for Dot
 constexpr int64_t kDotOutputs = 16, kDotBlocks = 32;    // tile of weights in Dot
 constexpr int64_t kChunkBytes = 32768;                  // of weights, the unit of work in Dot
-constexpr int kTileRows = kLanes == 16 ? 6 : 3;         // register tile: 12 of 16 registers accumulate, 24 of AVX-512's 32
+constexpr int kTileRows = kLanes == 16 ? 6 : 3;         // register tile: 12 of 16 registers add up, or 24 of 32
 constexpr int kTileOutputs = 4;
 constexpr int64_t kGemmOutputs = 32, kGemmBlocks = 32;  // tile of written-out weights: 128 KiB
 constexpr int64_t kGemmRows = 48;                       // of x, that meet it before the next
 
-// One call. x holds `blocks` blocks a row, in the format's order, zero beyond the given K; in Dot each block is followed
-// by a vector of its sums over vectors where the format has an offset or a minimum.
+// One call. x holds `blocks` blocks a row, in the format's order, zero beyond the given K; in Dot each block is
+// followed by a vector of its sums over vectors where the format has an offset or a minimum.
 struct Problem {
   const uint8_t *values, *scale, *minimum;
   const float* x;
@@ -255,8 +255,8 @@ void Arrange(const T* x, int64_t inputs, int64_t blocks, bool sums, float* out) 
   }
 }
 
-// Runs f(0) … f(count − 1) on the caller and on pool threads that turn up in time. The caller can finish alone and waits
-// only for parts that have begun, so a pool whose threads are all busy or waiting cannot stall it.
+// Runs f(0) … f(count − 1) on the caller and on pool threads that turn up in time. The caller can finish alone and
+// waits only for parts that have begun, so a pool whose threads are all busy or waiting cannot stall it.
 template <class Function>
 void Parallel(ffi::ThreadPool& pool, int64_t count, const Function& f) {
   struct Shared {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -94,7 +94,7 @@ inline Floats FromHalf(Halves h) {
 #endif
 }
 
-// A format: bytes in a block of 32 weights, and Unpack to floats that still want the scale. kOrdered: x is rearranged
+// A format: bytes in a block of 32 weights, and Unpack to floats that still want the scale. kOrdered: x is arranged
 // as PositionOf says and divided by UnitOf, which Unpack multiplies into the weight there. kUnit: a factor of the scale.
 struct Plain {
   static constexpr bool kGrouped = false, kMinimum = false, kOrdered = false;
