@@ -94,8 +94,8 @@ inline Floats FromHalf(Halves h) {
 #endif
 }
 
-// A format: bytes in a block of 32 weights, and Unpack to floats that still want the scale. kOrdered: x is arranged
-// as PositionOf says and divided by UnitOf, which Unpack multiplies into the weight there. kUnit: a factor of the scale.
+// A format: bytes in a block of 32 weights, and Unpack to floats that still want the scale. kOrdered: x is arranged as
+// PositionOf says and divided by UnitOf, which Unpack multiplies into the weight there. kUnit: a factor of the scale.
 struct Plain {
   static constexpr bool kGrouped = false, kMinimum = false, kOrdered = false;
   static constexpr float kOffset = 0, kUnit = 1;
