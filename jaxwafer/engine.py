@@ -103,6 +103,8 @@ class Engine:
         self.spec = spec_from_config(checkpoint.config)
         shape = parse_mesh(options.mesh)
         partition = partition or uniform(len(self.spec.layers), shape.wafers)
+        if partition.wafers != shape.wafers:
+            raise UserError(f"the partition is for {partition.wafers} wafers, but the mesh {shape} has {shape.wafers}")
         self.placement = place(self.spec, partition, formats_for(checkpoint, options.weights), cores=shape.cores)
         if options.max_context > self.spec.max_context:
             raise UserError(
@@ -151,26 +153,49 @@ class Engine:
 
         Empty prompts and ones that cannot fit are refused.
         """
-        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
-        tokens = np.array(prompt_tokens(self.tokenizer, prompt, chat) if isinstance(prompt, str) else prompt, np.int32)
-        if (isinstance(prompt, str) and not prompt.strip()) or len(tokens) == 0:
-            raise UserError(f"prompt {self._submitted + 1} is empty")
-        if tokens.min() < 0 or tokens.max() >= self.spec.vocab:
-            raise UserError(f"prompt {self._submitted + 1} has token ids outside 0 to {self.spec.vocab - 1}")
-        request = Request(self._submitted, text, tokens, sampling)
-        self.queue.submit(request)
-        self._submitted += 1
-        self._streams[request] = TextStream(self.tokenizer.stream(), sampling.stop)
-        return request
+        return self._queue(self._request(self._submitted, prompt, sampling, chat))
 
     def generate(self, prompts: Sequence[str | Sequence[int]], sampling: Sampling | Sequence[Sampling] = Sampling(), *,
                  chat: bool = False) -> Iterator[Event]:  # fmt: skip
-        """Run prompts to their ends, yielding events as tokens come. All are checked before the first runs."""
+        """Run prompts to their ends, yielding events as tokens come. All are checked before any is queued."""
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
-        for prompt, params in zip(prompts, each, strict=True):
-            self.submit(prompt, params, chat=chat)
+        if len(each) != len(prompts):
+            raise UserError(f"{len(prompts)} prompts need as many samplings, not {len(each)}")
+        pairs = enumerate(zip(prompts, each, strict=True), self._submitted)
+        for request in [self._request(number, prompt, params, chat) for number, (prompt, params) in pairs]:
+            self._queue(request)
         while self.queue.busy:
             yield from self.step()
+
+    def _request(self, number: int, prompt: str | Sequence[int], sampling: Sampling, chat: bool) -> Request:
+        """A prompt as a request that will fit, not queued yet."""
+        name = f"prompt {number + 1}"
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise UserError(f"{name} is empty")
+            text, tokens = prompt, self._token_ids(prompt_tokens(self.tokenizer, prompt, chat), name)
+        else:
+            tokens = self._token_ids(prompt, name)
+            text = self.tokenizer.decode(tokens.tolist())
+        request = Request(number, text, tokens, sampling)
+        self.queue.check(request)
+        return request
+
+    def _queue(self, request: Request) -> Request:
+        self.queue.submit(request)
+        self._submitted += 1
+        self._streams[request] = TextStream(self.tokenizer.stream(), request.sampling.stop)
+        return request
+
+    def _token_ids(self, tokens: Sequence[int], name: str) -> np.ndarray:
+        """Token ids as int32; none at all, and what is no id of the vocabulary, is a UserError."""
+        if len(tokens) == 0:
+            raise UserError(f"{name} is empty")
+        if not all(isinstance(token, int | np.integer) for token in tokens):
+            raise UserError(f"{name} is neither a text nor a list of token ids")
+        if min(tokens) < 0 or max(tokens) >= self.spec.vocab:
+            raise UserError(f"{name} has token ids outside 0 to {self.spec.vocab - 1}")
+        return np.array(tokens, np.int32)
 
     def step(self) -> list[Event]:
         """Admit and prefill what fits, then decode one burst. Returns what came of it, in order."""
@@ -181,9 +206,9 @@ class Engine:
 
     def score(self, tokens: Sequence[int]) -> np.ndarray:
         """Log probability of each token but the first, given those before it; float32 [len(tokens) − 1]."""
-        tokens = np.asarray(tokens, np.int32)
         if len(tokens) < 2:
             raise UserError("scoring needs at least two tokens")
+        tokens = self._token_ids(tokens, "the text to score")
         request = Request(self._submitted, "", tokens[:-1], Sampling(max_new_tokens=1))
         limit = self.options.max_context
         request.blocks = self.queue.blocks.allocate(len(tokens) - 1) if len(tokens) - 1 <= limit else None
@@ -277,6 +302,8 @@ class Engine:
                 break
         if finish:
             text += stream.flush()
+        request.output += text
+        if finish:
             self.queue.finish(request, finish)
             del self._streams[request]
             self._changed = True

@@ -56,7 +56,10 @@ def _read(path: Path) -> MeshShape:
     wafers, cores = mesh.get("wafers"), mesh.get("cores")
     if type(wafers) is not int or type(cores) is not int:
         raise UserError(f"{path}: [mesh] wafers and cores must be whole numbers")
-    return _checked(wafers, cores, mesh.get("platform"), str(path))
+    platform = mesh.get("platform")
+    if not isinstance(platform, str | None):
+        raise UserError(f'{path}: [mesh] platform must be a text, such as "cpu"')
+    return _checked(wafers, cores, platform, str(path))
 
 
 def _checked(wafers: int, cores: int, platform: str | None, where: str) -> MeshShape:
@@ -70,11 +73,9 @@ def make_mesh(shape: MeshShape) -> Mesh:
 
     On a CPU virtual devices are set up here, if JAX has not been used in this process yet.
     """
-    if shape.platform:
-        jax.config.update("jax_platforms", shape.platform)
     if shape.devices <= MAX_VIRTUAL:
         _virtual_cpus(shape.devices)
-    devices = jax.devices()
+    devices = _devices(shape.platform)
     if shape.devices > len(devices):
         kind = devices[0].platform
         limit = f" (at most {MAX_VIRTUAL} virtual ones)" if kind == "cpu" else ""
@@ -85,6 +86,20 @@ def make_mesh(shape: MeshShape) -> Mesh:
     mesh = Mesh(grid, ("wafer", "core"))
     assert (mesh.devices == grid).all(), "JAX reordered the devices"
     return mesh
+
+
+def _devices(platform: str | None) -> list:
+    """The devices of a platform, which becomes JAX's default; of the default one for None."""
+    if platform is None:
+        return jax.devices()
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platform)
+    try:
+        return jax.devices(platform)
+    except RuntimeError as error:
+        jax.config.update("jax_platforms", before)
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the mesh asks for {platform!r}, but JAX has no {platform} devices here: {reason}") from None
 
 
 def _virtual_cpus(count: int) -> None:

@@ -11,10 +11,12 @@ FAMILIES = {"LlamaForCausalLM": llama.spec}
 def spec_from_config(fields: dict) -> ModelSpec:
     """The ModelSpec of a Hugging Face config; an architecture or field that is not understood is a UserError."""
     names = fields.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"config.json: 'architectures' should be a list of names, not {names!r}")
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name](fields)
     known = ", ".join(sorted(FAMILIES))
     raise UserError(
-        f"architecture {', '.join(map(str, names)) or '(none given)'} is not supported (supported: {known})"
+        f"architecture {', '.join(names) or '(none given)'} is not supported (supported: {known})"
     )

@@ -54,7 +54,7 @@ class Config:
 
     def native_format(self) -> str:
         """The format that an unquantised checkpoint of this config holds its matrices in."""
-        name = self.fields.get("torch_dtype") or self.fields.get("dtype") or "bfloat16"
+        name = self.take("torch_dtype", str, None) or self.take("dtype", str, "bfloat16")
         formats = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
         if name not in formats:
             raise UserError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(formats)})")

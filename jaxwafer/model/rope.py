@@ -1,6 +1,7 @@
 """Rotary position embeddings: the frequencies of each published variant."""
 
 import math
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,25 +47,40 @@ class Llama3Scaling:
 
 def rope_from_config(config: dict, *, dims: int) -> Rope:
     """The `Rope` of a Hugging Face config (`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`)."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(parameters.pop("rope_theta", config.get("rope_theta", 10000.0)))
+    if dims % 2:
+        raise UserError(f"config.json: a head dimension {dims} is odd, and RoPE turns elements in pairs")
+    field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    parameters = config.get(field) or {}
+    if not isinstance(parameters, dict):
+        raise UserError(f"config.json: {field!r} should be an object, not {parameters!r}")
+    # A null is as good as no field.
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    if "rope_theta" not in parameters:
+        parameters["rope_theta"] = 10000.0 if config.get("rope_theta") is None else config["rope_theta"]
+    theta = _positive(parameters, "rope_theta")
     kind = parameters.pop("rope_type", parameters.pop("type", "default"))
-    parameters.pop("type", None)
-    if kind == "default":
-        if parameters:
-            raise UserError(f"config.json: RoPE field {sorted(parameters)[0]!r} is not understood; refusing to guess")
-        return Rope(theta=theta, dims=dims)
+    scaling = None
     if kind == "llama3":
-        try:
-            scaling = Llama3Scaling(
-                factor=float(parameters.pop("factor")),
-                low_freq_factor=float(parameters.pop("low_freq_factor")),
-                high_freq_factor=float(parameters.pop("high_freq_factor")),
-                original_max_position=int(parameters.pop("original_max_position_embeddings")),
-            )
-        except KeyError as missing:
-            raise UserError(f"config.json: llama3 RoPE scaling lacks {missing}") from None
-        if parameters:
-            raise UserError(f"config.json: RoPE field {sorted(parameters)[0]!r} is not understood; refusing to guess")
-        return Rope(theta=theta, dims=dims, scaling=scaling)
-    raise UserError(f"config.json: RoPE type {kind!r} is not supported (supported: default, llama3)")
+        scaling = Llama3Scaling(
+            factor=_positive(parameters, "factor"),
+            low_freq_factor=_positive(parameters, "low_freq_factor"),
+            high_freq_factor=_positive(parameters, "high_freq_factor"),
+            original_max_position=int(_positive(parameters, "original_max_position_embeddings")),
+        )
+        if scaling.high_freq_factor <= scaling.low_freq_factor:
+            raise UserError("config.json: RoPE 'high_freq_factor' must be above 'low_freq_factor'")
+    elif kind != "default":
+        raise UserError(f"config.json: RoPE type {kind!r} is not supported (supported: default, llama3)")
+    if parameters:
+        raise UserError(f"config.json: RoPE field {sorted(parameters)[0]!r} is not understood; refusing to guess")
+    return Rope(theta=theta, dims=dims, scaling=scaling)
+
+
+def _positive(parameters: dict, name: str) -> float:
+    """Take a field that must be a positive finite number."""
+    if name not in parameters:
+        raise UserError(f"config.json: RoPE lacks {name!r}")
+    value = parameters.pop(name)
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+        raise UserError(f"config.json: {name!r} should be a positive number, not {value!r}")
+    return float(value)

@@ -46,7 +46,7 @@ def read(pages: Pages, layer: jax.Array, blocks: jax.Array, dtype) -> jax.Array:
     """Rows of `blocks`, int32 [B, n], as `dtype` [B, n·block, heads, head_dim]."""
     values = pages.values[layer, blocks].astype(dtype)
     if pages.exponent is not None:
-        scale = jnp.exp2(pages.exponent[layer, blocks].astype(jnp.float32)).astype(dtype)
+        scale = power_of_two(pages.exponent[layer, blocks]).astype(dtype)
         values = values * scale[..., None]
     batch, count, block, heads, dim = values.shape
     return values.reshape(batch, count * block, heads, dim)
@@ -62,5 +62,10 @@ def to_fp8(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     mantissa, exponent = jnp.frexp(largest)
     # 448 = 0.875 · 2^9
     exponent = jnp.clip(exponent - 9 + (mantissa > E4M3_MAX / 512).astype(exponent.dtype), -120, 120)
-    scaled = rows * jnp.exp2(-exponent.astype(jnp.float32))[..., None]
+    scaled = rows * power_of_two(-exponent)[..., None]
     return jnp.clip(scaled, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn), exponent.astype(jnp.int8)
+
+
+def power_of_two(exponent: jax.Array) -> jax.Array:
+    """2^exponent for whole exponents from −126 to 127, float32: exact, which `jnp.exp2` is not on every platform."""
+    return jax.lax.bitcast_convert_type((exponent.astype(jnp.int32) + 127) << 23, jnp.float32)

@@ -32,6 +32,9 @@ class Sampling:
     ignore_eos: bool = False
 
     def __post_init__(self):
+        # A text is a sequence of texts too, each of one character.
+        if not isinstance(self.stop, tuple | list) or not all(isinstance(s, str) for s in self.stop):
+            raise UserError(f"stop must be a list of texts, not {self.stop!r}")
         checks = {
             f"temperature must be a number from 0 up, not {self.temperature}": 0 <= self.temperature < float("inf"),
             f"top-k must be 0 (off) or more, not {self.top_k}": 0 <= self.top_k < 2**31,
@@ -50,7 +53,8 @@ class Sampling:
 class Request:
     """One prompt (its text, and its tokens int32) on its way.
 
-    finish: None while it runs, then "stop" (an end token or stop text) or "length".
+    tokens: sampled so far; output: their text, cut at a stop text. finish: None while it runs, then "stop" (an end token
+    or stop text) or "length".
     """
 
     number: int
@@ -59,6 +63,7 @@ class Request:
     sampling: Sampling
     submitted: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
+    output: str = ""
     blocks: np.ndarray | None = None
     slot: tuple[int, int] | None = None
     first_token: float | None = None
@@ -89,8 +94,8 @@ class Queue:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; one that could never fit is a UserError."""
+    def check(self, request: Request) -> None:
+        """A request that could never fit is a UserError."""
         most = min(self.blocks.count, self.sizes.blocks) * self.blocks.block
         if request.capacity > most:
             raise UserError(
@@ -98,6 +103,10 @@ class Queue:
                 f"{request.sampling.max_new_tokens}, but the context holds {most}: shorten it, lower --max-new-tokens "
                 "or raise --max-context"
             )
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that could never fit is refused."""
+        self.check(request)
         self.waiting.append(request)
 
     def admit(self) -> list[Request]:

@@ -62,7 +62,7 @@ class Run:
         span = request.finished - request.first_token if request.finished else 0.0
         return {
             "prompt": request.text,
-            "text": self.engine.tokenizer.decode(request.tokens),
+            "text": request.output,
             "prompt_tokens": len(request.prompt),
             "tokens": list(request.tokens),
             "finish_reason": request.finish,
