@@ -71,7 +71,8 @@ class Event:
 
 @dataclass
 class Stats:
-    """What the engine did so far. Seconds are of device calls, compilation apart; tallies are float [wafers]."""
+    """What the engine did so far. Seconds are of device calls, compilation apart; tallies
+    are float [wafers, phases], of experts [wafers, MLP stacks]."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -80,9 +81,9 @@ class Stats:
     decode_seconds: float = 0.0
     bursts: int = 0
     ticks: int = 0
-    busy_ticks: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    tokens: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    kv_rows: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    busy_ticks: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    kv_rows: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     experts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
 
 
@@ -113,7 +114,8 @@ class Engine:
             )
         self.mesh = make_mesh(shape)
         self.tokenizer = checkpoint.tokenizer()
-        micro_batches = options.micro_batches or shape.wafers
+        rounds = self.placement.schedule.rounds
+        micro_batches = options.micro_batches or rounds
         table = -(-options.max_context // options.block)
         rows = micro_batches * options.micro_batch
         blocks = even_blocks(self.placement, options.kv_blocks or rows * table)
@@ -128,8 +130,8 @@ class Engine:
             micro_batches=micro_batches,
             batch=options.micro_batch,
             blocks=table,
-            burst=options.burst * max(micro_batches, shape.wafers),
-            chunks=max(8, shape.wafers),
+            burst=options.burst * max(micro_batches, rounds),
+            chunks=max(8, rounds),
             chunk_tokens=tuple(sorted({min(32, options.prefill_chunk), options.prefill_chunk})),
             eos=max(1, len(self.tokenizer.eos_ids)),
         )
@@ -148,7 +150,7 @@ class Engine:
         self._cache = allocate(self.programs.abstract_cache, self.programs.cache_formats)
         self.queue = Queue(sizes, BlockAllocator(blocks, options.block))
         self._eos = np.resize(np.array(self.tokenizer.eos_ids or [-1], np.int32), sizes.eos)
-        self._flight, self._phase = self.programs.idle_flight(), 0
+        self._flight, self._round = self.programs.idle_flight(), 0
         self._requests, self._slots, self._changed = None, None, True
         self._streams: dict[Request, TextStream] = {}
         self._submitted = 0
@@ -268,25 +270,25 @@ class Engine:
             self._changed = False
         else:
             self._slots = self._slots.replace(fresh=programs.put(fresh))
-        phase, ticks = programs.put((np.int32(self._phase), np.int32(sizes.burst)))
+        first, number = programs.put((np.int32(self._round), np.int32(sizes.burst)))
         begin = time.perf_counter()
         self._cache, self._requests, self._flight, out, done, tally = program(
-            self.weights, programs.tables, self._cache, self._requests, self._slots, self._flight, phase, ticks
+            self.weights, programs.tables, self._cache, self._requests, self._slots, self._flight, first, number
         )
         out, done, tally = jax.device_get((out, done, tally))
         self.stats.decode_seconds += time.perf_counter() - begin
         self.stats.bursts += 1
-        self.stats.ticks += int(done)
+        self.stats.ticks += int(done) * self.placement.schedule.period
         self.stats.busy_ticks = self.stats.busy_ticks + tally.ticks
         self.stats.tokens = self.stats.tokens + tally.tokens
         self.stats.kv_rows = self.stats.kv_rows + tally.kv_rows
         self.stats.experts = self.stats.experts + tally.experts
         new: dict[Request, list[int]] = {}
-        for tick in range(int(done)):
-            micro_batch = (self._phase + tick - (self.placement.wafers - 1)) % programs.period
-            for row in np.flatnonzero(out[tick] >= 0):
-                new.setdefault(self.queue.running[micro_batch, int(row)], []).append(int(out[tick, row]))
-        self._phase = (self._phase + int(done)) % programs.period
+        for number in range(int(done)):
+            micro_batch = (self._round + number - self.placement.schedule.exit[2]) % programs.period
+            for row in np.flatnonzero(out[number] >= 0):
+                new.setdefault(self.queue.running[micro_batch, int(row)], []).append(int(out[number, row]))
+        self._round = (self._round + int(done)) % programs.period
         self.stats.decode_tokens += sum(map(len, new.values()))
         return [self._take(request, tokens) for request, tokens in new.items()]
 

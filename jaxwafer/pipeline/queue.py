@@ -53,8 +53,8 @@ class Sampling:
 class Request:
     """One prompt (its text, and its tokens int32) on its way.
 
-    tokens: sampled so far; output: their text, cut at a stop text. finish: None while it runs, then "stop" (an end token
-    or stop text) or "length".
+    tokens: sampled so far; output: their text, cut at a stop text. finish: None while it runs, then "stop" (an end
+    token or stop text) or "length".
     """
 
     number: int

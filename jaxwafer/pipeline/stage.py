@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.layers import mixers, mlps
+from jaxwafer.layers.residual import Blocks, Plain, residual
 from jaxwafer.model.declare import StateField
 from jaxwafer.ops.collective import psum
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import append
 from jaxwafer.ops.state import write_state
 from jaxwafer.ops.step import Step
-from jaxwafer.partition.placement import Placement, SlotTable
+from jaxwafer.partition.placement import Phase, Placement, SlotTable
 
 
 @dataclass(frozen=True)
@@ -60,40 +61,46 @@ def choices(table: SlotTable) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers of one wafer, on one core's shards.
+    """The layers that one wafer runs in one phase, on one core's shards.
 
-    weights, cache: without the wafer axis. tables: this wafer's rows of the slot tables, int32 [slots]. gated: skip the
-    work of a micro-batch of pad rows alone.
+    weights, cache: without the wafer axis. tables: this wafer's rows of the phase's slot tables, int32 [slots]. gated:
+    skip the work of a micro-batch of pad rows alone.
     """
 
     placement: Placement
+    phase: Phase
     ops: Operations
     weights: dict
     tables: dict[str, jax.Array]
     gated: bool
 
-    def run(self, cache: tuple, x: jax.Array, step: Step) -> tuple[jax.Array, tuple, jax.Array]:
-        """x [B, T, hidden] after the layers, the caches with its tokens in them, and touched: float32 [MLP stacks], how
-        many experts' weights this core read in each stack."""
-        pairs = list(zip(choices(self.placement.mixer_slots), choices(self.placement.mlp_slots), strict=True))
-        carry = x, cache, jnp.zeros((len(self.placement.mlps),), jnp.float32)
+    def run(self, cache: tuple, stream, step: Step):
+        """The stream after the layers, the caches with its tokens in them, and touched: float32 [MLP stacks], how many
+        experts' weights this core read in each stack."""
+        pairs = list(zip(choices(self.phase.mixer), choices(self.phase.mlp), strict=True))
+        carry = stream, cache, jnp.zeros((len(self.placement.mlps),), jnp.float32)
         for segment in segments(pairs):
 
             def repeat(number, carry, segment=segment):
-                x, cache, touched = carry
+                stream, cache, touched = carry
                 for within in range(segment.period):
                     slot = jnp.asarray(segment.start + within + number * segment.period, jnp.int32)
                     mixer, mlp = pairs[segment.start + within]
-                    x, cache = self._mixer(mixer, slot, x, cache, step)
-                    x, read = self._mlp(mlp, slot, x, step)
+                    stream, cache = self._mixer(mixer, slot, stream, cache, step)
+                    stream, read = self._mlp(mlp, slot, stream, step)
                     touched = touched + read
-                return x, cache, touched
+                return stream, cache, touched
 
             carry = repeat(0, carry) if segment.repeats == 1 else jax.lax.fori_loop(0, segment.repeats, repeat, carry)
         return carry
 
-    def _mixer(self, stacks: tuple[int, ...], slot: jax.Array, x: jax.Array, cache: tuple, step: Step):
-        """x and the caches after the mixer in a slot where wafers have `stacks`: the phases of `layers.mixers`.
+    def _residual(self, slot: jax.Array) -> tuple[Plain | Blocks, dict, jax.Array, jax.Array]:
+        """The residual's rule, its weights, the slot's position among them, and the number of the layer."""
+        weights = self.weights["residuals"][0] if self.placement.residuals else {}
+        return residual(self.placement.spec.residual), weights, self.tables["place"][slot], self.tables["layer"][slot]
+
+    def _mixer(self, stacks: tuple[int, ...], slot: jax.Array, stream, cache: tuple, step: Step):
+        """The stream and the caches after the mixer of a slot where wafers have `stacks`, as `layers.mixers` says.
 
         The caches are written between the branches: a cache that went through one would be copied.
         """
@@ -101,6 +108,8 @@ class Stage:
         kinds = {s: self.placement.mixers[s].kind for s in stacks if s >= 0}
         weights = self.weights["mixers"]
         run = partial(self._switch, stacks, here, step)
+        rule, *of_slot = self._residual(slot)
+        x, stream = rule.mixer_input(stream, *of_slot)
 
         projected = run(
             {s: partial(mixers.module(kind).project, kind, weights[s], ops=self.ops) for s, kind in kinds.items()},
@@ -122,7 +131,7 @@ class Stage:
             {s: partial(mixers.module(kind).output, kind, weights[s], ops=self.ops) for s, kind in kinds.items()},
             {s: (layer, carry[s]) for s in kinds},
         )
-        return add(x, psum(total(partials.values(), x), "core")), tuple(caches)
+        return rule.add(stream, psum(total(partials.values(), x), "core")), tuple(caches)
 
     def _together(self, stack: int, phase: str, carry):
         """A phase of collectives, which every wafer takes part in: outside the branches."""
@@ -147,18 +156,20 @@ class Stage:
             written[field.name] = append(store, layer, jnp.where(mine, block, -1), offset, rows[field.name])
         return written
 
-    def _mlp(self, stacks: tuple[int, ...], slot: jax.Array, x: jax.Array, step: Step) -> tuple[jax.Array, jax.Array]:
-        """x after the MLP in a slot, and the experts read, float32 [MLP stacks]."""
+    def _mlp(self, stacks: tuple[int, ...], slot: jax.Array, stream, step: Step):
+        """The stream after the MLP in a slot, and the experts read, float32 [MLP stacks]."""
         here, layer = self.tables["mlp_stack"][slot], self.tables["mlp_position"][slot]
         kinds = {s: self.placement.mlps[s].kind for s in stacks if s >= 0}
         branches = {
             s: partial(mlps.function(kind), kind, self.weights["mlps"][s], ops=self.ops) for s, kind in kinds.items()
         }
+        rule, *of_slot = self._residual(slot)
+        x = rule.mlp_input(stream, *of_slot)
         results = self._switch(stacks, here, step, branches, {s: (layer, x, step) for s in kinds})
         touched = jnp.zeros((len(self.placement.mlps),), jnp.float32)
         for s, (_, read) in results.items():
             touched = touched.at[s].add(read)
-        return add(x, psum(total([part for part, _ in results.values()], x), "core")), touched
+        return rule.add(stream, psum(total([part for part, _ in results.values()], x), "core")), touched
 
     def _switch(self, stacks: tuple[int, ...], here: jax.Array, step: Step, branches: dict[int, Callable],
                 operands: dict[int, tuple]) -> dict:  # fmt: skip
@@ -186,8 +197,3 @@ def zeros(shapes):
 def total(partials: Iterable[jax.Array], x: jax.Array) -> jax.Array:
     """The sum of every stack's partial sum; zero where a slot is empty on all wafers."""
     return sum(partials, jnp.zeros(x.shape, jnp.float32))
-
-
-def add(x: jax.Array, update: jax.Array) -> jax.Array:
-    """The residual stream x with a float32 update, in x's dtype."""
-    return (x.astype(jnp.float32) + update).astype(x.dtype)

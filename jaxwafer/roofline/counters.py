@@ -18,8 +18,8 @@ from jaxwafer.quant.storage import Storage
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What wafers tallied in a run, [wafers]: ticks with live rows, rows (tokens) worked on, KV rows in live blocks of
-    those; and [wafers, MLP stacks]: experts whose weights were read, over all cores."""
+    """What wafers tallied in a run, [wafers, phases]: ticks with live rows, rows (tokens) worked on, KV rows in live
+    blocks of those; and [wafers, MLP stacks]: experts whose weights were read, over all cores."""
 
     busy_ticks: np.ndarray
     tokens: np.ndarray
@@ -28,7 +28,7 @@ class Counts:
 
     @property
     def context(self) -> np.ndarray:
-        """Mean KV rows a token sees on each wafer."""
+        """Mean KV rows that a token sees, [wafers, phases]."""
         return self.kv_rows / np.maximum(self.tokens, 1)
 
 
@@ -65,38 +65,43 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
         weights[storage.format.name] += nbytes
         padding += nbytes * storage.padding
 
-    for stack in place.mixers:
+    for stack in (*place.mixers, *place.residuals):
         for storage in stack.weights.values():
-            add(storage, float(np.sum(layer_counts(stack) * counts.busy_ticks)))
+            add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
     for number, stack in enumerate(place.mlps):
         for storage in stack.weights.values():
             if storage.weight.axes[0].name == "experts":
                 add(storage, float(np.sum(counts.experts[:, number])) / len(storage.index[0]))
             else:
-                add(storage, float(np.sum(layer_counts(stack) * counts.busy_ticks)))
+                add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
+    exit_wafer, exit_phase, _ = place.schedule.exit
+    left = float(counts.busy_ticks[exit_wafer, exit_phase])
     head, embedding = head_storage(place), place.globals["embedding"]
     for storage in (head, place.globals["final_norm"]):
-        add(storage, float(counts.busy_ticks[-1]) * place.wafers)
+        add(storage, left * place.wafers)
     table = place.wafers * embedding.wafer_bytes(place.wafers, place.cores)
-    weights[embedding.format.name] += float(counts.tokens[0]) * table / len(embedding.index[0])
+    weights[embedding.format.name] += float(counts.tokens[place.schedule.entry, 0]) * table / len(embedding.index[0])
 
     kv = state = 0.0
     for stack in place.mixers:
-        layers = layer_counts(stack)
+        layers = layer_counts(place, stack)
         rows = np.minimum(counts.context, getattr(stack.kind, "window", None) or np.inf) + 1
         touched = float(np.sum(layers * counts.tokens * rows))
         stored, real = cache.token_bytes(stack), real_token_bytes(cache, stack)
         kv += touched * stored
         padding += touched * (stored - real)
         state += 2.0 * float(np.sum(layers * counts.tokens)) * cache.state_bytes(stack)
-    hops = float(np.sum(counts.tokens[:-1])) * place.cores * (place.spec.hidden * activation_bytes + 8)
+    rows = 1 + (place.spec.residual.blocks if place.spec.residual else 0)
+    hopping = float(np.sum(counts.tokens) - counts.tokens[exit_wafer, exit_phase])
+    hops = hopping * place.cores * (rows * place.spec.hidden * activation_bytes + 8)
     flops = decode_flops(place, counts)
     return Traffic(weights=dict(weights), kv=kv, state=state, hops=hops, padding=padding, flops=flops)
 
 
-def layer_counts(stack: Stack) -> np.ndarray:
-    """Layers of a stack on each wafer."""
-    return np.array([len(on) for on in stack.layers])
+def layer_counts(place: Placement, stack: Stack) -> np.ndarray:
+    """Layers of a stack that each wafer runs in each phase, [wafers, phases]."""
+    ours = np.isin(np.arange(len(place.spec.layers)), [layer for on in stack.layers for layer in on])
+    return np.stack([np.sum((p.layer >= 0) & ours[p.layer], axis=1) for p in place.phases], axis=1)
 
 
 def head_storage(place: Placement) -> Storage:
@@ -111,12 +116,12 @@ def real_token_bytes(cache: CacheShape, stack: Stack) -> int:
 
 def decode_flops(place: Placement, counts: Counts) -> float:
     """2 FLOPs for every matrix element a token goes through, chosen experts alone, and the mixers' own."""
-    total = 2.0 * head_storage(place).weight.size * float(counts.tokens[-1])
+    total = 2.0 * head_storage(place).weight.size * float(counts.tokens[place.schedule.exit[:2]])
     for stack in (*place.mixers, *place.mlps):
-        tokens = layer_counts(stack) * counts.tokens
+        tokens = layer_counts(place, stack) * counts.tokens
         total += 2.0 * active_size(stack.kind) * float(np.sum(tokens))
         if hasattr(stack.kind, "flops"):
-            total += sum(n * stack.kind.flops(c) for n, c in zip(tokens.tolist(), counts.context.tolist(), strict=True))
+            total += sum(n * stack.kind.flops(c) for n, c in zip(tokens.flat, counts.context.flat, strict=True))
     return total
 
 
@@ -128,11 +133,14 @@ def active_size(kind: Mixer | MLP) -> float:
 
 
 def imbalance(cache: CacheShape, counts: Counts) -> float:
-    """Bytes a tick of the busiest wafer over the mean of all wafers; 1 is even."""
+    """Bytes a round of the busiest wafer over the mean of all wafers; 1 is even."""
     place = cache.placement
     ticks = np.maximum(counts.busy_ticks, 1)
-    layers = [place.weight_bytes(w) - place.global_bytes for w in range(place.wafers)]
-    kv = [cache.wafer_token_bytes(w) * counts.kv_rows[w] / ticks[w] for w in range(place.wafers)]
-    state = [2 * cache.wafer_state_bytes(w) * counts.tokens[w] / ticks[w] for w in range(place.wafers)]
-    each = np.array(layers) + np.array(kv) + np.array(state)
-    return float(each.max() / each.mean())
+    each = np.zeros(counts.busy_ticks.shape)
+    for stack in place.stacks:
+        each += layer_counts(place, stack) * place.layer_bytes(stack)
+    for stack in place.mixers:
+        moved = cache.token_bytes(stack) * counts.kv_rows + 2 * cache.state_bytes(stack) * counts.tokens
+        each += layer_counts(place, stack) * moved / ticks
+    wafers = each.sum(axis=1)
+    return float(wafers.max() / wafers.mean())

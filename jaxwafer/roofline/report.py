@@ -74,13 +74,17 @@ class Run:
         engine, stats = self.engine, self.engine.stats
         mesh, place, dtype = engine.mesh, engine.placement, engine.programs.pipeline.dtype
         stacks = len(place.mlps)
-        nothing = {n: np.zeros(place.wafers) for n in ("busy_ticks", "tokens", "kv_rows")}
+        nothing = {n: np.zeros((place.wafers, place.schedule.period)) for n in ("busy_ticks", "tokens", "kv_rows")}
         tallied = {n: getattr(stats, n) for n in (*nothing, "experts")}
         counts = Counts(**tallied if stats.bursts else nothing | {"experts": np.zeros((place.wafers, stacks))})
         traffic = decode_traffic(engine.cache_shape, jnp.dtype(dtype).itemsize, counts)
         after = read_ceiling(mesh)
         ceiling, peak = max(self._before, after), compute_ceiling(mesh, dtype)
-        latency = tick_latency(mesh, sums=2 * place.slots, shape=(engine.options.micro_batch, place.spec.hidden))
+        latency = tick_latency(
+            mesh,
+            sums=-(-2 * place.slots // place.schedule.period),
+            shape=(engine.options.micro_batch, place.spec.hidden),
+        )
         achieved = traffic.bytes / stats.decode_seconds if stats.decode_seconds else 0.0
         per_token = 1.0 / max(stats.decode_tokens, 1)
         shares = {
