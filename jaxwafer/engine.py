@@ -148,7 +148,7 @@ class Engine:
 
         self.weights = load_weights(checkpoint, self.placement, self.mesh, self.programs.weight_formats, arrived)
         self._cache = allocate(self.programs.abstract_cache, self.programs.cache_formats)
-        self.queue = Queue(sizes, BlockAllocator(blocks, options.block))
+        self.queue = Queue(sizes, BlockAllocator(blocks, options.block), options.max_context)
         self._eos = np.resize(np.array(self.tokenizer.eos_ids or [-1], np.int32), sizes.eos)
         self._flight, self._round = self.programs.idle_flight(), 0
         self._requests, self._slots, self._changed = None, None, True
@@ -218,9 +218,10 @@ class Engine:
             raise UserError("scoring needs at least two tokens")
         tokens = self._token_ids(tokens, "the text to score")
         request = Request(self._submitted, "", tokens[:-1], Sampling(max_new_tokens=1))
-        limit = self.options.max_context
-        if len(tokens) - 1 > limit or not self.queue.claim(request):
-            raise UserError(f"{len(tokens)} tokens do not fit the context of {limit}: raise --max-context")
+        if len(tokens) - 1 > self.queue.context:
+            raise UserError(f"{len(tokens)} tokens do not fit the context of {self.queue.context}: raise --max-context")
+        if not self.queue.claim(request):
+            raise UserError("running requests hold the KV cache: let them finish before scoring")
         sizes, scores = self.programs.sizes, []
         length = chunk_length(len(tokens), sizes.chunk_tokens)
         program = self.programs.score(length)

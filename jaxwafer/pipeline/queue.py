@@ -77,10 +77,14 @@ class Request:
 
 
 class Queue:
-    """Slots of M micro-batches × B rows and the blocks of the KV cache, given to requests in order of arrival."""
+    """Slots of M micro-batches × B rows and the blocks of the KV cache, given to requests in order of arrival.
 
-    def __init__(self, sizes: Sizes, blocks: BlockAllocator):
+    context: most tokens a request may hold, at most what `sizes.blocks` blocks hold.
+    """
+
+    def __init__(self, sizes: Sizes, blocks: BlockAllocator, context: int):
         self.sizes, self.blocks = sizes, blocks
+        self.context = min(context, blocks.count * blocks.block)
         shape = (sizes.micro_batches, sizes.batch)
         # Rows are filled across micro-batches first, so that few requests still fill many stages.
         self._free = deque((m, b) for b in range(sizes.batch) for m in range(sizes.micro_batches))
@@ -96,11 +100,10 @@ class Queue:
 
     def check(self, request: Request) -> None:
         """A request that could never fit is a UserError."""
-        most = min(self.blocks.count, self.sizes.blocks) * self.blocks.block
-        if request.capacity > most:
+        if request.capacity > self.context:
             raise UserError(
                 f"prompt {request.number + 1} has {len(request.prompt)} tokens and may generate "
-                f"{request.sampling.max_new_tokens}, but the context holds {most}: shorten it, lower --max-new-tokens "
+                f"{request.sampling.max_new_tokens}, but the context holds {self.context}: shorten it, lower --max-new-tokens "
                 "or raise --max-context"
             )
 

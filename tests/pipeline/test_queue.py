@@ -20,7 +20,7 @@ def request(number: int, tokens: int, new: int = 4, **sampling) -> Request:
 
 
 def queue(blocks: int = 16, **changes) -> Queue:
-    return Queue(sizes(**changes), BlockAllocator(blocks, 8))
+    return Queue(sizes(**changes), BlockAllocator(blocks, 8), 32)
 
 
 def running(filled: Queue, *requests: Request) -> Queue:
@@ -66,7 +66,7 @@ def test_the_last_sampled_token_needs_no_room():
     "blocks, prompt, new, fits", [(16, 29, 4, True), (16, 30, 4, False), (2, 13, 4, True), (2, 14, 4, False)]
 )
 def test_a_request_that_could_never_fit_is_refused_at_once(blocks, prompt, new, fits):
-    """Four blocks of 8 a request, or as many as there are at all."""
+    """A context of 32 tokens, or as many as there are blocks for at all."""
     filled = queue(blocks)
     if fits:
         filled.submit(request(0, prompt, new))
@@ -77,6 +77,13 @@ def test_a_request_that_could_never_fit_is_refused_at_once(blocks, prompt, new, 
         ):
             filled.submit(request(0, prompt, new))
         assert not filled.busy
+
+
+def test_a_context_that_is_no_whole_number_of_blocks_is_not_rounded_up():
+    filled = Queue(sizes(), BlockAllocator(16, 8), 30)
+    filled.submit(request(0, 27, 4))
+    with pytest.raises(UserError, match="the context holds 30"):
+        filled.submit(request(1, 28, 4))
 
 
 def test_rows_are_filled_across_micro_batches_first():
