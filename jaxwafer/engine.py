@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.cache.blocks import BlockAllocator
-from jaxwafer.cache.kv import CacheShape, KVFormat, allocate
+from jaxwafer.cache.kv import CacheShape, KVFormat, allocate, even_blocks
 from jaxwafer.checkpoint.load import formats_for, load_weights
 from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.checkpoint.source import Checkpoint
@@ -71,7 +71,8 @@ class Event:
 
 @dataclass
 class Stats:
-    """What the engine did so far. Seconds are of device calls, compilation apart; tallies are float [wafers]."""
+    """What the engine did so far. Seconds are of device calls, compilation apart; tallies
+    are float [wafers, phases], of experts [wafers, MLP stacks]."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -80,13 +81,14 @@ class Stats:
     decode_seconds: float = 0.0
     bursts: int = 0
     ticks: int = 0
-    busy_ticks: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    tokens: np.ndarray = field(default_factory=lambda: np.zeros(1))
-    kv_rows: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    busy_ticks: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    kv_rows: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    experts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
 
 
 def load(model: str, **options) -> "Engine":
-    """An engine for a name from `checkpoints/`, a Hugging Face folder or a GGUF file. options: those of `Options`."""
+    """An engine for a name from `checkpoints/`, a Hugging Face folder or a GGUF file, with the fields of `Options`."""
     return Engine(open_checkpoint(model), Options(**options))
 
 
@@ -112,18 +114,24 @@ class Engine:
             )
         self.mesh = make_mesh(shape)
         self.tokenizer = checkpoint.tokenizer()
-        micro_batches = options.micro_batches or shape.wafers
+        rounds = self.placement.schedule.rounds
+        micro_batches = options.micro_batches or rounds
         table = -(-options.max_context // options.block)
-        blocks = options.kv_blocks or micro_batches * options.micro_batch * table
+        rows = micro_batches * options.micro_batch
+        blocks = even_blocks(self.placement, options.kv_blocks or rows * table)
         self.cache_shape = CacheShape(
-            placement=self.placement, format=KVFormat(name=options.kv_cache), block=options.block, blocks=blocks
+            placement=self.placement,
+            format=KVFormat(name=options.kv_cache),
+            block=options.block,
+            blocks=blocks,
+            rows=rows,
         )
         sizes = Sizes(
             micro_batches=micro_batches,
             batch=options.micro_batch,
             blocks=table,
-            burst=options.burst * max(micro_batches, shape.wafers),
-            chunks=max(8, shape.wafers),
+            burst=options.burst * max(micro_batches, rounds),
+            chunks=max(8, rounds),
             chunk_tokens=tuple(sorted({min(32, options.prefill_chunk), options.prefill_chunk})),
             eos=max(1, len(self.tokenizer.eos_ids)),
         )
@@ -142,7 +150,7 @@ class Engine:
         self._cache = allocate(self.programs.abstract_cache, self.programs.cache_formats)
         self.queue = Queue(sizes, BlockAllocator(blocks, options.block), options.max_context)
         self._eos = np.resize(np.array(self.tokenizer.eos_ids or [-1], np.int32), sizes.eos)
-        self._flight, self._phase = self.programs.idle_flight(), 0
+        self._flight, self._round = self.programs.idle_flight(), 0
         self._requests, self._slots, self._changed = None, None, True
         self._streams: dict[Request, TextStream] = {}
         self._submitted = 0
@@ -212,8 +220,7 @@ class Engine:
         request = Request(self._submitted, "", tokens[:-1], Sampling(max_new_tokens=1))
         if len(tokens) - 1 > self.queue.context:
             raise UserError(f"{len(tokens)} tokens do not fit the context of {self.queue.context}: raise --max-context")
-        request.blocks = self.queue.blocks.allocate(len(tokens) - 1)
-        if request.blocks is None:
+        if not self.queue.claim(request):
             raise UserError("running requests hold the KV cache: let them finish before scoring")
         sizes, scores = self.programs.sizes, []
         length = chunk_length(len(tokens), sizes.chunk_tokens)
@@ -229,7 +236,7 @@ class Engine:
             scores += [
                 row[: len(tokens) - 1 - start] for row, (_, start) in zip(np.asarray(result), work, strict=False)
             ]
-        self.queue.blocks.release(request.blocks)
+        self.queue.finish(request, "length")
         return np.concatenate(scores)
 
     def _prefill(self, requests: list[Request]) -> list[Event]:
@@ -264,24 +271,25 @@ class Engine:
             self._changed = False
         else:
             self._slots = self._slots.replace(fresh=programs.put(fresh))
-        phase, ticks = programs.put((np.int32(self._phase), np.int32(sizes.burst)))
+        first, number = programs.put((np.int32(self._round), np.int32(sizes.burst)))
         begin = time.perf_counter()
         self._cache, self._requests, self._flight, out, done, tally = program(
-            self.weights, programs.tables, self._cache, self._requests, self._slots, self._flight, phase, ticks
+            self.weights, programs.tables, self._cache, self._requests, self._slots, self._flight, first, number
         )
         out, done, tally = jax.device_get((out, done, tally))
         self.stats.decode_seconds += time.perf_counter() - begin
         self.stats.bursts += 1
-        self.stats.ticks += int(done)
+        self.stats.ticks += int(done) * self.placement.schedule.period
         self.stats.busy_ticks = self.stats.busy_ticks + tally.ticks
         self.stats.tokens = self.stats.tokens + tally.tokens
         self.stats.kv_rows = self.stats.kv_rows + tally.kv_rows
+        self.stats.experts = self.stats.experts + tally.experts
         new: dict[Request, list[int]] = {}
-        for tick in range(int(done)):
-            micro_batch = (self._phase + tick - (self.placement.wafers - 1)) % programs.period
-            for row in np.flatnonzero(out[tick] >= 0):
-                new.setdefault(self.queue.running[micro_batch, int(row)], []).append(int(out[tick, row]))
-        self._phase = (self._phase + int(done)) % programs.period
+        for number in range(int(done)):
+            micro_batch = (self._round + number - self.placement.schedule.exit[2]) % programs.period
+            for row in np.flatnonzero(out[number] >= 0):
+                new.setdefault(self.queue.running[micro_batch, int(row)], []).append(int(out[number, row]))
+        self._round = (self._round + int(done)) % programs.period
         self.stats.decode_tokens += sum(map(len, new.values()))
         return [self._take(request, tokens) for request, tokens in new.items()]
 

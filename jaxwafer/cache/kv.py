@@ -1,13 +1,16 @@
-"""What the KV cache of a placed model occupies, and its allocation."""
+"""What the caches of a placed model occupy, and their allocation: KV blocks, and each request's recurrent state."""
 
+import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxwafer.errors import UserError
-from jaxwafer.model.declare import CacheField
+from jaxwafer.model.declare import Field, StateField, TokenField
 from jaxwafer.ops.pages import Pages
+from jaxwafer.ops.state import State
 from jaxwafer.partition.placement import Placement, Stack
 
 KV_FORMATS = {"fp8": jnp.float8_e4m3fn, "bf16": jnp.bfloat16, "f32": jnp.float32}
@@ -38,44 +41,91 @@ class KVFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
-    """A cache of `blocks` blocks of `block` tokens for every attention layer of a placement.
+    """A cache of `blocks` blocks of `block` tokens for every attention layer, and `rows` rows of recurrent state.
 
-    All layers of a request use the same block numbers, so one block number stands for a block in every layer.
+    All layers of a request use the same block numbers, so one block number stands for a block in every layer. Where a
+    field spreads its blocks over cores, `blocks` is a multiple of the cores (`even_blocks`).
     """
 
     placement: Placement
     format: KVFormat
     block: int
     blocks: int
+    rows: int = 1
 
-    def heads(self, field: CacheField) -> tuple[int, int]:
+    def heads(self, field: TokenField) -> tuple[int, int]:
         """Stored heads over all cores, and the head dimension."""
-        axis = field.axes[0]
-        return len(axis.placed(self.placement.cores)) // axis.unit, axis.unit
+        axis = field.axis
+        return len(axis.placed(axis.shards(self.placement.wafers, self.placement.cores))) // axis.unit, axis.unit
 
     def token_bytes(self, stack: Stack) -> int:
         """Bytes a token takes in one layer of a stack, over all cores."""
-        return sum(heads * self.format.row_bytes(dim) for heads, dim in map(self.heads, stack.kind.cache()))
+        fields = [f for f in stack.kind.cache() if isinstance(f, TokenField)]
+        return sum(heads * self.format.row_bytes(dim) for heads, dim in map(self.heads, fields))
+
+    def state_bytes(self, stack: Stack) -> int:
+        """Bytes of recurrent state a request takes in one layer of a stack, over all cores; float32."""
+        fields = [f for f in stack.kind.cache() if isinstance(f, StateField)]
+        return 4 * sum(math.prod(self._state_shape(f)) for f in fields)
 
     def wafer_token_bytes(self, wafer: int) -> int:
         """Bytes a token takes on a wafer's own layers."""
         return sum(len(s.layers[wafer]) * self.token_bytes(s) for s in self.placement.mixers)
+
+    def wafer_state_bytes(self, wafer: int) -> int:
+        """Bytes of recurrent state a request takes on a wafer's own layers."""
+        return sum(len(s.layers[wafer]) * self.state_bytes(s) for s in self.placement.mixers)
 
     @property
     def block_bytes(self) -> int:
         """Bytes that one block allocates on each wafer: stacks are equally deep on every wafer."""
         return self.block * sum(s.depth * self.token_bytes(s) for s in self.placement.mixers)
 
-    def abstract(self) -> tuple[dict[str, Pages], ...]:
-        """For each mixer stack its fields' shapes, global: [wafers, depth, blocks, block, heads, dim]."""
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all blocks and rows on each wafer."""
+        rows = self.rows * sum(s.depth * self.state_bytes(s) for s in self.placement.mixers)
+        return self.blocks * self.block_bytes + rows
 
-        def pages(stack: Stack, field: CacheField) -> Pages:
-            heads, dim = self.heads(field)
-            shape = (self.placement.wafers, stack.depth, self.blocks, self.block, heads)
+    def _state_shape(self, field: StateField) -> tuple[int, ...]:
+        place = self.placement
+        return tuple(len(axis.placed(axis.shards(place.wafers, place.cores))) for axis in field.axes)
+
+    def abstract(self) -> tuple[dict[str, Pages | State], ...]:
+        """For each mixer stack its fields' shapes, global: [wafers, depth, blocks, block, heads, dim] for tokens,
+        [wafers, depth, rows, …] for state."""
+
+        def field(stack: Stack, declared: Field) -> Pages | State:
+            front = (self.placement.wafers, stack.depth)
+            if isinstance(declared, StateField):
+                return State(
+                    values=jax.ShapeDtypeStruct((*front, self.rows, *self._state_shape(declared)), jnp.float32)
+                )
+            heads, dim = self.heads(declared)
+            shape = (*front, self.blocks, self.block, heads)
             exponent = jax.ShapeDtypeStruct(shape, jnp.int8) if self.format.scaled else None
             return Pages(values=jax.ShapeDtypeStruct((*shape, dim), self.format.dtype), exponent=exponent)
 
-        return tuple({f.name: pages(s, f) for f in s.kind.cache()} for s in self.placement.mixers)
+        return tuple({f.name: field(s, f) for f in s.kind.cache()} for s in self.placement.mixers)
+
+    def specs(self) -> tuple[dict[str, Pages | State], ...]:
+        """The PartitionSpec of every array of `abstract`."""
+
+        def field(declared: Field) -> Pages | State:
+            if isinstance(declared, StateField):
+                axes = (a.mesh_axes or None for a in declared.axes)
+                return State(values=PartitionSpec("wafer", None, None, *axes))
+            spread = PartitionSpec("wafer", None, "core")
+            spec = spread if declared.spread else PartitionSpec("wafer", None, None, None, "core")
+            return Pages(values=spec, exponent=spec if self.format.scaled else None)
+
+        return tuple({f.name: field(f) for f in s.kind.cache()} for s in self.placement.mixers)
+
+
+def even_blocks(placement: Placement, blocks: int) -> int:
+    """`blocks`, rounded up to a multiple of the cores where a field spreads its blocks over them."""
+    spread = any(getattr(f, "spread", False) for s in placement.mixers for f in s.kind.cache())
+    return -(-blocks // placement.cores) * placement.cores if spread else blocks
 
 
 def allocate(abstract, formats):

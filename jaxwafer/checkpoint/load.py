@@ -21,7 +21,7 @@ def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
     """The format of each tensor under a weight policy (`quant.formats.POLICIES`), from what the file holds."""
 
     def formats(name: str, weight: Weight):
-        return choose(policy, weight.role, checkpoint.stored(name))
+        return choose(policy, weight.role, checkpoint.stored(name.replace("{expert}", "0")))
 
     return formats
 
@@ -88,28 +88,58 @@ def _stack_pieces(checkpoint, placement, mesh, storage, stack):
 
 
 def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -> QuantizedArray:
-    """One tensor in its storage format, padded and with heads in their places; NumPy leaves."""
-    weight, form = storage.weight, storage.format
+    """One weight in its storage format, padded and with heads in their places; NumPy leaves."""
+    weight = storage.weight
     name = hub_name(weight, layer)
+    if not weight.per_expert:
+        return _placed(_read(checkpoint, weight, name), storage, storage.index)
+    experts, *index = storage.index
+    parts: dict[str, np.ndarray] = {}
+    for position, expert in enumerate(experts):
+        if expert < 0:
+            continue
+        tensor = _placed(_read(checkpoint, weight, name.format(expert=expert)), storage, tuple(index))
+        for part in storage.names:
+            one = getattr(tensor, part)
+            parts.setdefault(part, np.zeros((len(experts), *one.shape), one.dtype))[position] = one
+    return QuantizedArray(parts["values"], parts.get("scale"), parts.get("minimum"), format=storage.format)
+
+
+def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
+    """A tensor of the hub, whose shape must be the declared one."""
     shape = tuple(checkpoint.shape(name))
-    if shape != weight.shape:
-        axes = " x ".join(f"{a.size} ({a.name})" for a in weight.axes)
+    if shape != weight.hub_shape:
+        axes = " x ".join(f"{a.hub_size} ({a.name})" for a in weight.axes[weight.per_expert :])
         raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
-    tensor = convert(checkpoint.read(name), form, shape[-1])
-    if len(shape) == 1:
-        return tensor.replace(values=_gather(np.asarray(tensor.values), storage.index[0], 0))
-    *outputs, inputs = storage.index
-    parts = {n: np.asarray(getattr(tensor, n)) for n in storage.names}
-    for axis, index in enumerate(outputs):
-        parts = {n: _gather(a, index, axis) for n, a in parts.items()}
+    return checkpoint.read(name)
+
+
+def _placed(tensor: QuantizedArray, storage: Storage, index: tuple[np.ndarray, ...]) -> QuantizedArray:
+    """A tensor of the hub with `index` taken along its axes (−1: zero), in the storage format."""
+    weight, form = storage.weight, storage.format
+    axes = weight.axes[weight.per_expert :]
+    index = tuple(np.where(i < 0, -1, a.hub_index()[np.maximum(i, 0)]) for a, i in zip(axes, index, strict=True))
+    inputs = weight.hub_shape[-1]
+    if not weight.matrix:
+        vector = np.asarray(convert(tensor, form, inputs).values) + form.numpy.type(weight.shift)
+        for axis, i in enumerate(index):
+            vector = _gather(vector, i, axis)
+        return QuantizedArray(vector, None, None, format=form)
+    *outputs, along = index
+    parts = {n: np.asarray(p) for n in ("values", "scale", "minimum") if (p := getattr(tensor, n)) is not None}
+    # Outputs first: a fused tensor holds rows that are not converted in vain.
+    for axis, i in enumerate(outputs):
+        parts = {n: _gather(a, i, axis) for n, a in parts.items()}
+    taken = convert(tensor.replace(**parts), form, inputs)
+    parts = {n: np.asarray(getattr(taken, n)) for n in storage.names}
     if form.group is None:
-        parts["values"] = _gather(parts["values"], inputs, -1)
+        parts["values"] = _gather(parts["values"], along, -1)
     else:
         # `store` has made sure that every group is a whole one of the file, or padding.
-        starts = np.pad(inputs, (0, -len(inputs) % form.group), constant_values=-1)[:: form.group]
+        starts = np.pad(along, (0, -len(along) % form.group), constant_values=-1)[:: form.group]
         groups = np.where(starts < 0, -1, starts // form.group)
-        parts = {n: _gather_groups(a, groups, form.groups(shape[-1])) for n, a in parts.items()}
-    return tensor.replace(**parts)
+        parts = {n: _gather_groups(a, groups, form.groups(inputs)) for n, a in parts.items()}
+    return taken.replace(**parts)
 
 
 def _gather(array: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:

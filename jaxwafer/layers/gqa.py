@@ -2,30 +2,61 @@
 
 import einops
 import jax
+import jax.numpy as jnp
 
 from jaxwafer.layers.norm import rms_norm
 from jaxwafer.layers.rope import angles, rotate
-from jaxwafer.model.kinds import GQA
+from jaxwafer.model.attention import GQA
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 
 
-def project(kind: GQA, weights: dict, layer: jax.Array, x: jax.Array, step: Step,
-            ops: Operations) -> tuple[jax.Array, dict[str, jax.Array]]:  # fmt: skip
-    """Queries [B, T, heads, head_dim] of x [B, T, hidden], and the rows that go into the cache: k and v."""
-    heads = "b t (h d) -> b t h d"
+def project(kind: GQA, weights: dict, layer: jax.Array, x: jax.Array, step: Step, cache: dict[str, Pages],
+            ops: Operations):  # fmt: skip
+    """Queries (and the output gate) of x [B, T, hidden], and the rows k and v, [B, T, heads, head_dim]."""
     normed = rms_norm(x, weights["norm"][layer], kind.eps)
-    q, k, v = (ops.matmul(normed, weights[name], layer).astype(x.dtype) for name in ("q", "k", "v"))
-    cos, sin = angles(kind.rope, step.positions(x.shape[1]))
-    q = rotate(einops.rearrange(q, heads, d=kind.head_dim), cos, sin)
-    k = rotate(einops.rearrange(k, heads, d=kind.head_dim), cos, sin)
-    return q, {"k": k, "v": einops.rearrange(v, heads, d=kind.head_dim)}
+
+    def heads(name: str) -> jax.Array:
+        flat = ops.matmul(normed, weights[name], layer)
+        if kind.bias:
+            flat = flat + weights[f"{name}_bias"][layer][None, None]
+        split = einops.rearrange(flat.astype(x.dtype), "b t (h d) -> b t h d", d=kind.head_dim)
+        if kind.qk_norm and name != "v":
+            split = rms_norm(split, weights[f"{name}_norm"][layer], kind.eps)
+        return split
+
+    q, k, v = heads("q"), heads("k"), heads("v")
+    if kind.rope is not None:
+        cos, sin = angles(kind.rope, step.positions(x.shape[1]))
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    carry = {"q": q}
+    if kind.gate:
+        carry["gate"] = jax.nn.sigmoid(ops.matmul(normed, weights["gate"], layer))
+    return carry, {"k": k, "v": v}
 
 
-def attend(kind: GQA, weights: dict, layer: jax.Array, q: jax.Array, cache: dict[str, Pages], step: Step,
-           ops: Operations) -> jax.Array:  # fmt: skip
-    """This core's partial sum of the attention's output, float32 [B, T, hidden], once k and v are in the cache."""
-    grouped = einops.rearrange(q, "b t (h g) d -> b t h g d", h=cache["k"].values.shape[3])
-    mixed = ops.paged_attention(grouped, cache["k"], cache["v"], layer, step, scale=kind.head_dim**-0.5)
-    return ops.matmul(einops.rearrange(mixed, "b t h g d -> b t (h g d)").astype(q.dtype), weights["o"], layer)
+def attend(kind: GQA, weights: dict, layer: jax.Array, carry: dict, cache: dict[str, Pages], step: Step,
+           ops: Operations) -> dict:  # fmt: skip
+    """The attention of each head, in x's dtype [B, T, heads · head_dim], once k and v are in the cache."""
+    q = carry["q"]
+    kv_heads = cache["k"].values.shape[3]
+    grouped = einops.rearrange(q, "b t (h g) d -> b t h g d", h=kv_heads)
+    sinks = weights["sinks"][layer].reshape(kv_heads, -1) if kind.sinks else None
+    mixed = ops.paged_attention(
+        grouped, cache["k"], cache["v"], layer, step, scale=kind.head_dim**-0.5, window=kind.window, sinks=sinks
+    )
+    mixed = einops.rearrange(mixed, "b t h g d -> b t (h g d)")
+    if kind.gate:
+        mixed = mixed * carry["gate"]
+    return {"mixed": mixed.astype(q.dtype)}
+
+
+def output(kind: GQA, weights: dict, layer: jax.Array, carry: dict, ops: Operations) -> jax.Array:
+    """This core's partial sum, float32 [B, T, hidden]."""
+    partial = ops.matmul(carry["mixed"], weights["o"], layer)
+    if kind.output_bias:
+        # One core adds it, since the partial sums of all are added.
+        first = jax.lax.axis_index("core") == 0
+        partial = partial + jnp.where(first, weights["o_bias"][layer], 0.0)[None, None]
+    return partial

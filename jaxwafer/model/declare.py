@@ -5,6 +5,7 @@ From a `Weight` come its sharding (`Axis.mesh_axes`), the padding a mesh needs (
 weights; `placed` returns index maps.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ MESH_AXES = {
     "heads": ("core",),
     "kv_heads": ("core",),
     "mlp": ("core",),
+    "experts": ("core",),
     "vocab": ("wafer", "core"),
 }
 
@@ -22,13 +24,28 @@ MESH_AXES = {
 class Axis:
     """One logical axis of a weight.
 
-    name: the logical name (a key of `MESH_AXES` if it is sharded). size: elements in the checkpoint.
-    unit: elements that stay together on one core, such as a quantisation group.
+    name: the logical name (a key of `MESH_AXES` if it is sharded). size: elements. unit: elements that stay together on
+    one core, such as a head or a quantisation group. within: where the elements are in a tensor on the hub that holds
+    more than this weight; None where it holds just this.
     """
 
     name: str
     size: int
     unit: int = 1
+    within: "Within | None" = None
+
+    @property
+    def hub_size(self) -> int:
+        """Elements along this axis of the tensor on the hub."""
+        return self.within.width * (self.size // self.within.run) if self.within else self.size
+
+    def hub_index(self) -> np.ndarray:
+        """Index of each element in the hub's tensor, int64 [size]."""
+        element = np.arange(self.size)
+        if self.within is None:
+            return element
+        repeat, inside = np.divmod(element, self.within.run)
+        return repeat * self.within.width + self.within.start + inside
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:
@@ -49,6 +66,19 @@ class Axis:
         index = np.arange(padded)
         index[self.size :] = -1
         return index
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """Runs of a fused axis: of every `width` elements the `run` from `start` on.
+
+    A gate and an up projection with interleaved rows are Within(start=0, run=1, width=2) and Within(start=1, …); the
+    first 96 of 128 elements are Within(start=0, run=96, width=128).
+    """
+
+    start: int
+    run: int
+    width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +125,18 @@ def place_heads(kv_heads: int, group: int, shards: int) -> tuple[np.ndarray, np.
 class Weight:
     """A weight as its layer kind declares it.
 
-    name: key in the layer's weights. hub: tensor name in the hub's layout, after `model.layers.N.` for layer weights.
-    axes: outermost first; a matrix is [outputs, inputs] as on the hub. role: what the weight policy decides by
-    ("attention", "mlp", "embedding", "head", "vector"). Vectors are kept in float32 under every policy.
+    name: key in the layer's weights. hub: tensor name in the hub's layout, after `model.layers.N.` for layer weights;
+    "{expert}" in it stands for the index along the first axis, which is then not an axis of the hub's tensors.
+    axes: outermost first; a matrix is […, outputs, inputs] as on the hub. role: what the weight policy decides by
+    ("attention", "mlp", "embedding", "head", "vector"). Vectors, of any rank, are float32 under every policy.
+    shift: added to a vector when it is loaded, 1 for norms whose weights are stored around zero.
     """
 
     name: str
     hub: str
     axes: tuple[Axis, ...]
     role: str
+    shift: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,12 +144,42 @@ class Weight:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
+
+    @property
+    def matrix(self) -> bool:
+        return self.role != "vector"
+
+    @property
+    def per_expert(self) -> bool:
+        """Whether the hub holds a tensor for each index of the first axis."""
+        return "{expert}" in self.hub
+
+    @property
+    def hub_shape(self) -> tuple[int, ...]:
+        """Shape of the tensor (or each expert's tensor) on the hub."""
+        return tuple(a.hub_size for a in self.axes[self.per_expert :])
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheField:
-    """A tensor that a mixer keeps for every token of every request: its axes, per token."""
+class TokenField:
+    """Rows that a mixer keeps for every token of a request: `axis` holds heads of `axis.unit` elements.
+
+    spread: the blocks of a request are spread over the cores of its wafer, each core holding all heads; otherwise every
+    core has its own heads of all blocks.
+    """
+
+    name: str
+    axis: Axis
+    spread: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateField:
+    """A float32 array that a mixer keeps for every request, of fixed size: recurrent state."""
 
     name: str
     axes: tuple[Axis, ...]
+
+
+Field = TokenField | StateField

@@ -1,8 +1,9 @@
 """Llama 2 and 3, SmolLM2 and other `LlamaForCausalLM` checkpoints."""
 
 from jaxwafer.errors import UserError
+from jaxwafer.model.attention import GQA
 from jaxwafer.model.config import Config
-from jaxwafer.model.kinds import GQA, DenseMLP
+from jaxwafer.model.mlp import DenseMLP
 from jaxwafer.model.rope import rope_from_config
 from jaxwafer.model.spec import Layer, ModelSpec
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxwafer.model.declare import Axis, Weight
 from jaxwafer.model.kinds import MLP, Mixer
+from jaxwafer.model.residual import BlockResidual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class ModelSpec:
 
     family: the config's architecture. layers: in order. tied: the head is the embedding. max_context: positions the
     model was made for. native: the format name that a bare checkpoint of this config stores its matrices in.
+    norm_shift: 1 where the final norm's weights are stored around zero. residual: None for the plain sum.
     """
 
     family: str
@@ -28,17 +30,19 @@ class ModelSpec:
     tied: bool
     max_context: int
     native: str
+    norm_shift: float = 0.0
+    residual: BlockResidual | None = None
 
     def globals(self) -> tuple[Weight, ...]:
         """Weights outside the layers: embedding, final norm and, unless tied, the head."""
         hidden, vocab = Axis(name="hidden", size=self.hidden), Axis(name="vocab", size=self.vocab)
         weights = [
             Weight(name="embedding", hub="model.embed_tokens.weight", axes=(vocab, hidden), role="embedding"),
-            Weight(name="final_norm", hub="model.norm.weight", axes=(hidden,), role="vector"),
+            Weight(name="final_norm", hub="model.norm.weight", axes=(hidden,), role="vector", shift=self.norm_shift),
         ]
         if not self.tied:
             weights.append(Weight(name="head", hub="lm_head.weight", axes=(vocab, hidden), role="head"))
-        return tuple(weights)
+        return (*weights, *(self.residual.globals() if self.residual else ()))
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -54,4 +58,6 @@ class ModelSpec:
     def parameters(self) -> int:
         """Elements of all weights as the checkpoint holds them."""
         layers = sum(w.size for layer in self.layers for part in (layer.mixer, layer.mlp) for w in part.weights())
+        if self.residual:
+            layers += len(self.layers) * sum(w.size for w in self.residual.weights())
         return layers + sum(w.size for w in self.globals())

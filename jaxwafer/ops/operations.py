@@ -23,9 +23,12 @@ class Operations:
         backend = matmul.choose(x.dtype, weight.format.name, self.platform)
         return matmul.matmul(x, weight, layer, backend=backend)
 
-    def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *,
-                        scale: float) -> jax.Array:  # fmt: skip
-        return attention.paged_attention(q, k, v, layer, step, scale=scale, backend="reference")
+    def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
+                        window: int | None = None, sinks: jax.Array | None = None) -> jax.Array:  # fmt: skip
+        """As `ops.attention.api.paged_attention`."""
+        return attention.paged_attention(
+            q, k, v, layer, step, scale=scale, window=window, sinks=sinks, backend="reference"
+        )
 
     def report(self, dtype, formats: list[str]) -> dict[str, dict[str, str]]:
         """{operation: {"backend", "reason"}} of a program with activations of `dtype` and weights in `formats`."""

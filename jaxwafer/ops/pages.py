@@ -28,10 +28,12 @@ class Pages:
 
 
 def append(pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array) -> Pages:
-    """Write rows [B, T, heads, head_dim] at (block, offset), int32 [B, T]; a block ≥ `pages.blocks` is dropped.
+    """Write rows [B, T, heads, head_dim] at (block, offset), int32 [B, T]; a block outside the pages is dropped.
 
     One scatter, so that a donated cache is updated in place.
     """
+    # A scatter drops what lies past the end but wraps what is negative.
+    block = jnp.where(block < 0, pages.blocks, block)
     if pages.exponent is None:
         values = pages.values.at[layer, block, offset].set(rows.astype(pages.values.dtype), mode="drop")
         return pages.replace(values=values)

@@ -11,8 +11,10 @@ import numpy as np
 
 from jaxwafer.model.declare import Weight
 from jaxwafer.model.kinds import MLP, Mixer
+from jaxwafer.model.residual import BlockResidual
 from jaxwafer.model.spec import ModelSpec
 from jaxwafer.partition.plan import Partition
+from jaxwafer.partition.schedule import Schedule, schedule
 from jaxwafer.quant.formats import Format
 from jaxwafer.quant.storage import Storage, store
 
@@ -28,7 +30,7 @@ def hub_name(weight: Weight, layer: int | None) -> str:
 class Stack:
     """All layers' mixers (or MLPs) of one kind and format. layers[w]: the layers of wafer w in the stack, in order."""
 
-    kind: Mixer | MLP
+    kind: Mixer | MLP | BlockResidual
     weights: dict[str, Storage]
     layers: tuple[tuple[int, ...], ...]
 
@@ -46,6 +48,15 @@ class SlotTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What every wafer runs in one phase of the schedule. layer: int32 [wafers, slots], the layer, −1 where empty."""
+
+    mixer: SlotTable
+    mlp: SlotTable
+    layer: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     spec: ModelSpec
     partition: Partition
@@ -54,12 +65,19 @@ class Placement:
     globals: dict[str, Storage]
     mixers: tuple[Stack, ...]
     mlps: tuple[Stack, ...]
-    mixer_slots: SlotTable
-    mlp_slots: SlotTable
+    residuals: tuple[Stack, ...]
+    schedule: Schedule
+    phases: tuple[Phase, ...]
 
     @property
     def slots(self) -> int:
-        return self.mixer_slots.stack.shape[1]
+        """Slots of a round: of all its phases together."""
+        return sum(phase.layer.shape[1] for phase in self.phases)
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """All stacks of layer weights."""
+        return (*self.mixers, *self.mlps, *self.residuals)
 
     def mixer_stack(self, layer: int) -> Stack:
         return next(s for s in self.mixers if any(layer in wafer for wafer in s.layers))
@@ -67,8 +85,8 @@ class Placement:
     @property
     def formats(self) -> list[str]:
         """Names of the formats that matrices are in, in order of first use."""
-        stacks = [s.weights for s in (*self.mixers, *self.mlps)] + [self.globals]
-        return list(dict.fromkeys(w.format.name for ws in stacks for w in ws.values() if len(w.weight.axes) > 1))
+        stacks = [s.weights for s in self.stacks] + [self.globals]
+        return list(dict.fromkeys(w.format.name for ws in stacks for w in ws.values() if w.weight.matrix))
 
     def layer_bytes(self, stack: Stack) -> int:
         """Weight bytes of one layer of a stack over all cores of its wafer."""
@@ -81,13 +99,13 @@ class Placement:
 
     def weight_bytes(self, wafer: int) -> int:
         """Weight bytes that a wafer's layers and its share of the vocabulary need, without scratch slots."""
-        layers = sum(len(s.layers[wafer]) * self.layer_bytes(s) for s in (*self.mixers, *self.mlps))
+        layers = sum(len(s.layers[wafer]) * self.layer_bytes(s) for s in self.stacks)
         return layers + self.global_bytes
 
     @property
     def allocated_bytes(self) -> int:
         """Weight bytes that each wafer allocates: stacks are equally deep on every wafer."""
-        return sum(s.depth * self.layer_bytes(s) for s in (*self.mixers, *self.mlps)) + self.global_bytes
+        return sum(s.depth * self.layer_bytes(s) for s in self.stacks) + self.global_bytes
 
 
 def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int) -> Placement:
@@ -98,7 +116,7 @@ def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int
     def stored(weight: Weight, layer: int | None) -> Storage:
         return store(weight, formats(hub_name(weight, layer), weight), wafers=wafers, cores=cores)
 
-    def stacks(kinds: list) -> tuple[tuple[Stack, ...], SlotTable]:
+    def stacks(kinds: list) -> tuple[Stack, ...]:
         def key(layer: int) -> tuple:
             kind = kinds[layer]
             return kind, tuple(formats(hub_name(w, layer), w).name for w in kind.weights())
@@ -111,10 +129,11 @@ def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int
             weights = {w.name: stored(w, layers[0]) for w in kind.weights()}
             on = tuple(tuple(i for i in wafer if i in set(layers)) for wafer in partition.layers)
             found.append(Stack(kind=kind, weights=weights, layers=on))
-        return tuple(found), _slots(tuple(found), partition)
+        return tuple(found)
 
-    mixers, mixer_slots = stacks([layer.mixer for layer in spec.layers])
-    mlps, mlp_slots = stacks([layer.mlp for layer in spec.layers])
+    mixers = stacks([layer.mixer for layer in spec.layers])
+    mlps = stacks([layer.mlp for layer in spec.layers])
+    plan = schedule(partition)
     return Placement(
         spec=spec,
         partition=partition,
@@ -123,18 +142,25 @@ def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int
         globals={w.name: stored(w, None) for w in spec.globals()},
         mixers=mixers,
         mlps=mlps,
-        mixer_slots=mixer_slots,
-        mlp_slots=mlp_slots,
+        residuals=stacks([spec.residual] * len(spec.layers)) if spec.residual else (),
+        schedule=plan,
+        phases=tuple(_phase(mixers, mlps, plan, phase) for phase in range(plan.period)),
     )
 
 
-def _slots(stacks: tuple[Stack, ...], partition: Partition) -> SlotTable:
-    slots = max(len(w) for w in partition.layers)
-    stack = np.full((partition.wafers, slots), -1, np.int32)
-    position = np.zeros((partition.wafers, slots), np.int32)
-    for wafer, layers in enumerate(partition.layers):
-        for slot, layer in enumerate(layers):
-            which = next(i for i, s in enumerate(stacks) if layer in s.layers[wafer])
-            stack[wafer, slot] = which
-            position[wafer, slot] = stacks[which].layers[wafer].index(layer)
+def _phase(mixers: tuple[Stack, ...], mlps: tuple[Stack, ...], plan: Schedule, phase: int) -> Phase:
+    visits = [plan.at(wafer, phase) for wafer in range(plan.wafers)]
+    layers = [() if v is None else plan.visits[v].layers for v in visits]
+    table = np.full((plan.wafers, max(map(len, layers))), -1, np.int32)
+    for wafer, run in enumerate(layers):
+        table[wafer, : len(run)] = run
+    return Phase(mixer=_slots(mixers, table), mlp=_slots(mlps, table), layer=table)
+
+
+def _slots(stacks: tuple[Stack, ...], table: np.ndarray) -> SlotTable:
+    stack, position = np.full_like(table, -1), np.zeros_like(table)
+    for (wafer, slot), layer in np.ndenumerate(table):
+        for number, one in enumerate(stacks):
+            if layer in one.layers[wafer]:
+                stack[wafer, slot], position[wafer, slot] = number, one.layers[wafer].index(layer)
     return SlotTable(stack=stack, position=position)

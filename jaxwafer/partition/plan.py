@@ -1,4 +1,4 @@
-"""A partition: which layers each wafer holds."""
+"""A partition: which layers each wafer holds, and the route that a token takes through them."""
 
 from dataclasses import dataclass
 
@@ -6,20 +6,60 @@ from jaxwafer.errors import UserError
 
 
 @dataclass(frozen=True)
+class Visit:
+    """A stop of the route: `layers`, consecutive, run on `wafer`."""
+
+    wafer: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Partition:
-    """layers[w]: the layers on wafer w, in order. A wafer may hold none; wafers follow one another in the pipeline."""
+    """layers[w]: the layers on wafer w, in order; a wafer may hold none.
+
+    route: the visits in order, where a token passes a wafer more than once; by default it passes wafers 0, 1, … once
+    each.
+    """
 
     layers: tuple[tuple[int, ...], ...]
+    route: tuple[Visit, ...] = ()
 
     @property
     def wafers(self) -> int:
         return len(self.layers)
 
+    @property
+    def visits(self) -> tuple[Visit, ...]:
+        return self.route or tuple(Visit(w, layers) for w, layers in enumerate(self.layers))
+
     def check(self, count: int) -> "Partition":
-        """Every one of `count` layers once, in order; otherwise a UserError."""
-        if [layer for wafer in self.layers for layer in wafer] != list(range(count)):
+        """Every one of `count` layers once, in the order of the route; otherwise a UserError."""
+        visits = self.visits
+        if [layer for visit in visits for layer in visit.layers] != list(range(count)):
             raise UserError(f"the partition must hold layers 0 to {count - 1} once each, in order: {self.layers}")
+        for wafer, layers in enumerate(self.layers):
+            on = [layer for visit in visits if visit.wafer == wafer for layer in visit.layers]
+            if on != list(layers):
+                raise UserError(f"the route runs layers {on} on wafer {wafer}, which holds {list(layers)}")
         return self
+
+
+def routed(visits: tuple[Visit, ...], wafers: int) -> Partition:
+    """The partition of a route over `wafers` wafers.
+
+    >>> routed((Visit(0, (0,)), Visit(1, (1,)), Visit(0, (2,))), 2).layers
+    ((0, 2), (1,))
+    """
+    if any(not 0 <= visit.wafer < wafers for visit in visits):
+        raise UserError(f"the route visits wafers outside 0 to {wafers - 1}")
+    on = ((layer for visit in visits if visit.wafer == w for layer in visit.layers) for w in range(wafers))
+    return Partition(tuple(map(tuple, on)), visits)
+
+
+def circular(count: int, wafers: int, laps: int) -> Partition:
+    """`count` layers in wafers · laps chunks of equal size (the first one larger), chunk c on wafer c mod wafers."""
+    chunks = uniform(count, wafers * laps).layers
+    return routed(tuple(Visit(c % wafers, layers) for c, layers in enumerate(chunks)), wafers)
 
 
 def uniform(count: int, wafers: int) -> Partition:

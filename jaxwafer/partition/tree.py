@@ -1,7 +1,8 @@
 """The pytree of a placed model's weights, built leaf by leaf from its placement.
 
-{"globals": {name: leaf}, "mixers": ({name: leaf}, …), "mlps": (…)}: a matrix is a QuantizedArray, a vector one array.
-Layer weights carry [wafers, depth] in front. Abstract shapes, shardings and the loaded arrays are all built here.
+{"globals": {name: leaf}, "mixers": ({name: leaf}, …), "mlps": (…), "residuals": (…)}: a matrix is a QuantizedArray, a
+vector one array. Layer weights carry [wafers, depth] in front. Abstract shapes, shardings and the loaded arrays are all
+built here.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ def build(placement: Placement, leaf: Callable[[Storage, Stack | None, str], obj
 
     def weight(storage: Storage, stack: Stack | None) -> object:
         parts = {name: leaf(storage, stack, name) for name in storage.names}
-        if len(storage.weight.axes) == 1:
+        if not storage.weight.matrix:
             return parts["values"]
         return QuantizedArray(parts["values"], parts.get("scale"), parts.get("minimum"), format=storage.format)
 
@@ -30,6 +31,7 @@ def build(placement: Placement, leaf: Callable[[Storage, Stack | None, str], obj
         "globals": {name: weight(s, None) for name, s in placement.globals.items()},
         "mixers": layer(placement.mixers),
         "mlps": layer(placement.mlps),
+        "residuals": layer(placement.residuals),
     }
 
 

@@ -1,8 +1,9 @@
-"""The decode loop: ticks under one jit, one token of each request in flight a step.
+"""The decode loop: rounds of ticks under one jit.
 
-M micro-batches of B requests circulate with period P = max(M, wafers): at tick t wafer w works on micro-batch
-(t − w) mod P (on none, where that is ≥ M). Its token leaves the last wafer wafers − 1 ticks after it entered, in time
-to enter the first one again at the earliest next tick, so with M ≥ wafers no wafer ever waits.
+M micro-batches of B requests circulate with a period of max(M, rounds) rounds, where `rounds` is what a micro-batch
+takes from entering to leaving (`partition.schedule`). In round r the wafer whose visit lags by L rounds works on
+micro-batch (r − L) mod the period, on none where that is ≥ M. In the plain ring a round is one tick and wafer w lags by
+w. A token is sampled as its micro-batch leaves, in time to enter again in the next round, so with M ≥ rounds no wafer waits.
 """
 
 import flax.struct
@@ -44,67 +45,62 @@ class Slots:
 
 @flax.struct.dataclass
 class Flight:
-    """The micro-batch that each wafer receives next: x [wafers, B, 1, hidden], start and count int32 [wafers, B]."""
+    """What each wafer has received for each phase: stream with leaves [wafers, phases, …], the residual stream of B
+    requests of one token; start and count int32 [wafers, phases, B]."""
 
-    x: jax.Array
+    stream: object
     start: jax.Array
     count: jax.Array
 
 
 @flax.struct.dataclass
 class Tally:
-    """Counted on each wafer, float32 [wafers]: ticks with work, rows (tokens) worked on, KV rows attended to."""
+    """Counted on each wafer in each phase, float32 [wafers, phases]: ticks with work, rows (tokens) worked on, KV rows
+    in live blocks of those; and [wafers, MLP stacks]: experts whose weights were read, over all cores."""
 
     ticks: jax.Array
     tokens: jax.Array
     kv_rows: jax.Array
+    experts: jax.Array
 
 
-def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, requests: Requests, slots: Slots,
-           flight: Flight, phase: jax.Array, ticks: jax.Array, *, limit: int, period: int, gated: bool,
+def decode(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, requests: Requests, slots: Slots,
+           flight: Flight, begin: jax.Array, number: jax.Array, *, limit: int, period: int, block: int, gated: bool,
            filters: bool):  # fmt: skip
-    """Up to `ticks` ≤ `limit` ticks from tick `phase`, inside shard_map; stops early when no request is left.
+    """Up to `number` ≤ `limit` rounds from round `begin`, inside shard_map; stops early when no request is left.
 
-    Returns (cache, requests, flight, tokens int32 [limit, B] with −1 where no token left the pipeline, ticks done,
-    Tally).
+    period: of the circulation, in rounds. Returns (cache, requests, flight, tokens int32 [limit, B] with −1 where none
+    left the pipeline, rounds done, Tally).
     """
-    wafers = pipeline.placement.wafers
+    schedule = pipeline.schedule
     weights, tables, cache, flight = layers_local(weights), local(tables), local(cache), local(flight)
     micro_batches, batch = requests.token.shape
     wafer = pipeline.wafer()
-    block = cache[0]["k"].block
-
-    def at(tick, stage):
-        """The micro-batch that stage `stage` works on, ≥ M for none."""
-        return (tick - stage) % period
+    leaving_wafer, leaving_phase, leaving_lag = schedule.exit
 
     def row(array, index):
         return jax.lax.dynamic_index_in_dim(array, jnp.minimum(index, micro_batches - 1), 0, keepdims=False)
 
-    void = row(slots.fresh, at(phase, wafer))
+    def here(now, phase):
+        """The micro-batch that this wafer works on."""
+        return (now - tables[phase]["lag"]) % period
+
+    void = jnp.stack([row(slots.fresh, here(begin, phase)) for phase in range(schedule.period)])
     flight = flight.replace(count=jnp.where(void, 0, flight.count))
 
-    def tick(carry):
-        done, cache, requests, flight, out, tally = carry
-        now = phase + done
-        here, first, last = at(now, wafer), at(now, 0), at(now, wafers - 1)
+    def enter(now, requests):
+        """The micro-batch that enters in round `now`: its stream, positions, and 1 for rows that are live."""
+        first = now % period
+        live = (row(requests.remaining, first) > 0) & (first < micro_batches)
+        stream = pipeline.embed(weights, row(requests.token, first)[:, None])
+        return stream, row(requests.position, first), live.astype(jnp.int32)
 
-        begins = (row(requests.remaining, first) > 0) & (first < micro_batches)
-        start = jnp.where(wafer == 0, row(requests.position, first), flight.start)
-        count = jnp.where(wafer == 0, begins.astype(jnp.int32), flight.count)
-        x = pipeline.enter(weights, row(requests.token, first)[:, None], flight.x)
-        step = Step(start=start, count=count, table=row(slots.table, here))
-        x, cache = pipeline.stage(weights, tables, cache, x, step, gated=gated)
-        read = jnp.where(count > 0, (start + block) // block * block, 0)
-        tally = Tally(
-            ticks=tally.ticks + jnp.any(count > 0).astype(jnp.float32),
-            tokens=tally.tokens + jnp.sum(count).astype(jnp.float32),
-            kv_rows=tally.kv_rows + jnp.sum(read).astype(jnp.float32),
-        )
-
-        scores, offset = pipeline.leave(weights, x[:, 0])
-        # Every device must know which rows leave; the last wafer alone has them.
-        left = psum(jnp.where(wafer == wafers - 1, count, 0), "wafer") > 0
+    def leave(now, requests, stream, count, out, done):
+        """Sample for the micro-batch that leaves in round `now`, and note it with its requests."""
+        last = (now - leaving_lag) % period
+        scores, offset = pipeline.leave(weights, stream, lambda hidden: hidden[:, 0])
+        # Every device must know which rows leave; the wafer of the last visit alone has them.
+        left = psum(jnp.where(wafer == leaving_wafer, count, 0), "wafer") > 0
         position = row(requests.position, last) + 1
         params = jax.tree.map(lambda leaf: row(leaf, last), slots.sampling)
         token = sample(scores, offset, params, position, axes=spanned(*AXES), filters=filters)
@@ -112,7 +108,6 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
         remaining = jnp.where(ended, 0, row(requests.remaining, last) - 1)
 
         def put(array, value):
-            """The micro-batch's rows, where one left."""
             return array.at[last].set(jnp.where(left, value, row(array, last)), mode="drop")
 
         requests = requests.replace(
@@ -120,18 +115,47 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
             position=put(requests.position, position),
             remaining=put(requests.remaining, remaining),
         )
-        out = out.at[done].set(jnp.where(left, token, -1))
-        x, start, count = pipeline.hop((x, start, count))
-        return done + 1, cache, requests, Flight(x=x, start=start, count=count), out, tally
+        return requests, out.at[done].set(jnp.where(left, token, -1))
+
+    def tick(phase, now, done, cache, requests, flight, out, tally):
+        stream, start, count = jax.tree.map(lambda leaf: leaf[phase], (flight.stream, flight.start, flight.count))
+        if phase == 0:
+            entered = enter(now, requests)
+            first = wafer == schedule.entry
+            stream, start, count = jax.tree.map(lambda a, b: jnp.where(first, a, b), entered, (stream, start, count))
+        micro_batch = here(now, phase)
+        slot = jnp.minimum(micro_batch, micro_batches - 1) * batch + jnp.arange(batch, dtype=jnp.int32)
+        step = Step(start=start, count=count, table=row(slots.table, micro_batch), slot=slot)
+        stream, cache, touched = pipeline.stage(phase, weights, tables, cache, stream, step, gated=gated)
+        read = jnp.where(count > 0, (start + block) // block * block, 0)
+        tally = Tally(
+            ticks=tally.ticks.at[phase].add(jnp.any(count > 0).astype(jnp.float32)),
+            tokens=tally.tokens.at[phase].add(jnp.sum(count).astype(jnp.float32)),
+            kv_rows=tally.kv_rows.at[phase].add(jnp.sum(read).astype(jnp.float32)),
+            experts=tally.experts + touched,
+        )
+        if phase == leaving_phase:
+            requests, out = leave(now, requests, stream, count, out, done)
+        boxes = (flight.stream, flight.start, flight.count)
+        flight = Flight(*pipeline.hop(phase, tables, boxes, (stream, start, count)))
+        return cache, requests, flight, out, tally
+
+    def one_round(carry):
+        done, *state = carry
+        for phase in range(schedule.period):
+            state = tick(phase, begin + done, done, *state)
+        return done + 1, *state
 
     def more(carry):
         done, _, requests, *_ = carry
-        return (done < ticks) & jnp.any(requests.remaining > 0)
+        return (done < number) & jnp.any(requests.remaining > 0)
 
-    zero = jnp.zeros((), jnp.float32)
-    begin = (
-        jnp.zeros((), jnp.int32), cache, requests, flight,
-        jnp.full((limit, batch), -1, jnp.int32), Tally(ticks=zero, tokens=zero, kv_rows=zero),
+    counts = jnp.zeros((schedule.period,), jnp.float32)
+    experts = jnp.zeros((len(pipeline.placement.mlps),), jnp.float32)
+    carry = (
+        jnp.zeros((), jnp.int32), cache, requests, flight, jnp.full((limit, batch), -1, jnp.int32),
+        Tally(ticks=counts, tokens=counts, kv_rows=counts, experts=experts),
     )  # fmt: skip
-    done, cache, requests, flight, out, tally = jax.lax.while_loop(more, tick, begin)
+    done, cache, requests, flight, out, tally = jax.lax.while_loop(more, one_round, carry)
+    tally = tally.replace(experts=psum(tally.experts, "core"))
     return stacked(cache), requests, stacked(flight), out, done, stacked(tally)

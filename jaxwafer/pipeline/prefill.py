@@ -14,8 +14,9 @@ from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
 class Chunks:
     """N chunks of T tokens in the order they enter: a request's chunks in the order of its text.
 
-    tokens, targets: int32 [N, T]; targets (the token that follows each, for scoring) may be None. start, count: int32
-    [N], position of the first token and how many are real. table: int32 [N, blocks]. sampling: parameters [N].
+    tokens, targets: int32 [N, T]; targets (the token that follows each, for scoring) may be None. start, count,
+    slot: int32 [N], position of the first token, how many are real, and the row of the request's state. table: int32
+    [N, blocks]. sampling: parameters [N].
     """
 
     tokens: jax.Array
@@ -23,51 +24,66 @@ class Chunks:
     start: jax.Array
     count: jax.Array
     table: jax.Array
+    slot: jax.Array
     sampling: SamplingState
 
 
-def prefill(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, chunks: Chunks, number: jax.Array, *,
+def prefill(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, chunks: Chunks, number: jax.Array, *,
             gated: bool, filters: bool):  # fmt: skip
-    """The first `number` chunks, inside shard_map: N + wafers − 1 ticks, at each of which wafer w runs chunk t − w.
+    """The first `number` chunks, inside shard_map: a chunk enters in each round, and each visit works on the one that
+    entered as many rounds ago as it lags.
 
     Returns (cache, result): the token sampled after each chunk, int32 [N], or where there are targets their log
     probabilities, float32 [N, T].
     """
-    wafers = pipeline.placement.wafers
+    schedule = pipeline.schedule
     weights, tables, cache = layers_local(weights), local(tables), local(cache)
     limit, length = chunks.tokens.shape
     wafer = pipeline.wafer()
+    _, leaving_phase, leaving_lag = schedule.exit
 
     def row(array, index):
         return jax.lax.dynamic_slice_in_dim(array, jnp.clip(index, 0, limit - 1), 1, axis=0)
 
-    def tick(t, carry):
-        cache, x, result = carry
-        here, last = t - wafer, t - (wafers - 1)
-        x = pipeline.enter(weights, row(chunks.tokens, t), x)
-        real = (here >= 0) & (here < number)
-        step = Step(
-            start=row(chunks.start, here),
-            count=jnp.where(real, row(chunks.count, here), 0),
-            table=row(chunks.table, here),
-        )
-        x, cache = pipeline.stage(weights, tables, cache, x, step, gated=gated)
+    def leave(last, stream, result):
+        """Note what chunk `last`, which leaves, was run for; none where it is negative."""
         # A scatter wraps a negative index, so a chunk that is not there yet must get one past the end.
         slot = jnp.where(last >= 0, last, limit)
         if chunks.targets is None:
             end = row(chunks.count, last) - 1
-            scores, offset = pipeline.leave(weights, jax.lax.dynamic_index_in_dim(x[0], end[0], 0))
+            scores, offset = pipeline.leave(
+                weights, stream, lambda hidden: jax.lax.dynamic_index_in_dim(hidden[0], end[0], 0)
+            )
             params = jax.tree.map(lambda leaf: row(leaf, last), chunks.sampling)
             position = row(chunks.start, last) + end + 1
             token = sample(scores, offset, params, position, axes=spanned(*AXES), filters=filters)
-            result = result.at[slot].set(token[0], mode="drop")
-        else:
-            scores, offset = pipeline.leave(weights, x[0])
-            values = logprob(scores, offset, row(chunks.targets, last)[0], axes=spanned(*AXES))
-            result = result.at[slot].set(values, mode="drop")
-        return cache, pipeline.hop(x), result
+            return result.at[slot].set(token[0], mode="drop")
+        scores, offset = pipeline.leave(weights, stream, lambda hidden: hidden[0])
+        values = logprob(scores, offset, row(chunks.targets, last)[0], axes=spanned(*AXES))
+        return result.at[slot].set(values, mode="drop")
 
-    x = jnp.zeros((1, length, pipeline.placement.spec.hidden), pipeline.dtype)
+    def one_round(now, carry):
+        cache, boxes, result = carry
+        for phase in range(schedule.period):
+            stream = jax.tree.map(lambda leaf: leaf[phase], boxes)
+            if phase == 0:
+                first, entered = wafer == schedule.entry, pipeline.embed(weights, row(chunks.tokens, now))
+                stream = jax.tree.map(lambda a, b: jnp.where(first, a, b), entered, stream)
+            here = now - tables[phase]["lag"]
+            real = (here >= 0) & (here < number)
+            step = Step(
+                start=row(chunks.start, here),
+                count=jnp.where(real, row(chunks.count, here), 0),
+                table=row(chunks.table, here),
+                slot=row(chunks.slot, here),
+            )
+            stream, cache, _ = pipeline.stage(phase, weights, tables, cache, stream, step, gated=gated)
+            if phase == leaving_phase:
+                result = leave(now - leaving_lag, stream, result)
+            boxes = pipeline.hop(phase, tables, boxes, stream)
+        return cache, boxes, result
+
+    boxes = jax.tree.map(lambda leaf: jnp.stack([leaf] * schedule.period), pipeline.blank(1, length))
     result = jnp.zeros((limit,), jnp.int32) if chunks.targets is None else jnp.zeros((limit, length), jnp.float32)
-    cache, _, result = jax.lax.fori_loop(0, number + wafers - 1, tick, (cache, x, result))
+    cache, _, result = jax.lax.fori_loop(0, number + leaving_lag, one_round, (cache, boxes, result))
     return stacked(cache), result

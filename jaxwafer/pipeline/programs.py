@@ -28,7 +28,7 @@ WAFER, EVERYWHERE = PartitionSpec("wafer"), PartitionSpec()
 class Sizes:
     """The static sizes that programs are compiled for.
 
-    micro_batches, batch: M micro-batches of B requests. blocks: KV blocks a request may own. burst: most ticks in one
+    micro_batches, batch: M micro-batches of B requests. blocks: KV blocks a request may own. burst: most rounds in one
     decode call. chunks: most chunks in one prefill call. chunk_tokens: chunk lengths, ascending. eos: number of
     end-of-sequence ids.
     """
@@ -49,13 +49,11 @@ class Programs:
         self.pipeline, self.cache, self.mesh, self.sizes = pipeline, cache, mesh, sizes
         self.compiles, self.seconds, self.temp_bytes = 0, 0.0, 0
         self._compiled: dict[tuple, object] = {}
-        self.period = max(sizes.micro_batches, pipeline.placement.wafers)
+        self.period = max(sizes.micro_batches, pipeline.schedule.rounds)
         self.abstract_weights = tree.abstract(pipeline.placement)
         self._weight_specs = tree.specs(pipeline.placement)
         self.abstract_cache = cache.abstract()
-        self._cache_specs = jax.tree.map(
-            lambda _: PartitionSpec("wafer", None, None, None, "core"), self.abstract_cache
-        )
+        self._cache_specs = cache.specs()
         self.weight_formats = jax.tree.map(self._automatic, self._weight_specs)
         self.cache_formats = jax.tree.map(self._automatic, self._cache_specs)
         self.tables = self.put(pipeline.tables(), WAFER)
@@ -65,7 +63,7 @@ class Programs:
         return jax.device_put(host, NamedSharding(self.mesh, spec))
 
     def decode(self, *, filters: bool):
-        """Compiled `decode`: (weights, tables, cache, requests, slots, flight, phase, ticks)."""
+        """Compiled `decode`: (weights, tables, cache, requests, slots, flight, begin, number)."""
         return self._get(("decode", filters))
 
     def prefill(self, length: int, *, filters: bool):
@@ -85,10 +83,12 @@ class Programs:
         return self.put(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._flight()), WAFER)
 
     def _flight(self) -> Flight:
-        wafers, batch = self.pipeline.placement.wafers, self.sizes.batch
-        x = jax.ShapeDtypeStruct((wafers, batch, 1, self.pipeline.placement.spec.hidden), self.pipeline.dtype)
-        count = jax.ShapeDtypeStruct((wafers, batch), jnp.int32)
-        return Flight(x=x, start=count, count=count)
+        schedule, batch = self.pipeline.schedule, self.sizes.batch
+        front = (schedule.wafers, schedule.period)
+        stream = jax.eval_shape(lambda: self.pipeline.blank(batch, 1))
+        boxes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*front, *leaf.shape), leaf.dtype), stream)
+        count = jax.ShapeDtypeStruct((*front, batch), jnp.int32)
+        return Flight(stream=boxes, start=count, count=count)
 
     def _slots(self) -> Slots:
         shape = (self.sizes.micro_batches, self.sizes.batch)
@@ -103,7 +103,7 @@ class Programs:
         number = self.sizes.chunks
         tokens, each = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((number, length), (number,)))
         table = jax.ShapeDtypeStruct((number, self.sizes.blocks), jnp.int32)
-        return Chunks(tokens=tokens, targets=tokens if score else None, start=each, count=each, table=table,
+        return Chunks(tokens=tokens, targets=tokens if score else None, start=each, count=each, table=table, slot=each,
                       sampling=_sampling((number,)))  # fmt: skip
 
     def _automatic(self, spec: PartitionSpec) -> Format:
@@ -118,14 +118,15 @@ class Programs:
         return self._compiled[key]
 
     def _decode(self, filters: bool):
-        sizes, wafers = self.sizes, self.pipeline.placement.wafers
-        body = partial(decode, self.pipeline, limit=sizes.burst, period=self.period, filters=filters,
-                       gated=sizes.micro_batches < wafers)  # fmt: skip
+        sizes = self.sizes
+        body = partial(decode, self.pipeline, limit=sizes.burst, period=self.period, block=self.cache.block,
+        filters=filters,
+                       gated=sizes.micro_batches < self.pipeline.schedule.rounds)  # fmt: skip
         shape = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self.idle_requests())
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
         rest = [(shape, EVERYWHERE), (self._slots(), EVERYWHERE), (self._flight(), WAFER)]
         rest += [(scalar, EVERYWHERE), (scalar, EVERYWHERE)]
-        tally = Tally(ticks=WAFER, tokens=WAFER, kv_rows=WAFER)
+        tally = Tally(ticks=WAFER, tokens=WAFER, kv_rows=WAFER, experts=WAFER)
         results = [EVERYWHERE, WAFER, EVERYWHERE, EVERYWHERE, tally]
         compiled = self._compile(body, rest, results, donate=(2, 3, 5))
         self.weight_formats, _, self.cache_formats, *_ = compiled.input_formats[0]

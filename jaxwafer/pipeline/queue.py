@@ -53,7 +53,7 @@ class Sampling:
 class Request:
     """One prompt (its text, and its tokens int32) on its way.
 
-    tokens: sampled so far. output: their text, cut at a stop text. finish: None while it runs, then "stop" (an end
+    tokens: sampled so far; output: their text, cut at a stop text. finish: None while it runs, then "stop" (an end
     token or stop text) or "length".
     """
 
@@ -103,8 +103,8 @@ class Queue:
         if request.capacity > self.context:
             raise UserError(
                 f"prompt {request.number + 1} has {len(request.prompt)} tokens and may generate "
-                f"{request.sampling.max_new_tokens}, but the context holds {self.context}: shorten it, lower "
-                "--max-new-tokens or raise --max-context"
+                f"{request.sampling.max_new_tokens}, but the context holds {self.context}: shorten it, lower --max-new-tokens "
+                "or raise --max-context"
             )
 
     def submit(self, request: Request) -> None:
@@ -115,19 +115,22 @@ class Queue:
     def admit(self) -> list[Request]:
         """Give slots and blocks to waiting requests, first come first served, as long as both last."""
         admitted = []
-        while self.waiting and self._free:
-            blocks = self.blocks.allocate(self.waiting[0].capacity)
-            if blocks is None:
-                break
-            request = self.waiting.popleft()
-            request.blocks, request.slot = blocks, self._free.popleft()
-            self.running[request.slot] = request
-            self._table[request.slot] = 0
-            self._table[request.slot][: len(blocks)] = blocks
-            set_sampling(self._sampling, request.slot, request.sampling)
-            self._fresh[request.slot] = True
-            admitted.append(request)
+        while self.waiting and self.claim(self.waiting[0]):
+            admitted.append(self.waiting.popleft())
         return admitted
+
+    def claim(self, request: Request) -> bool:
+        """Give a request a slot and blocks, if there are enough."""
+        blocks = self.blocks.allocate(request.capacity) if self._free else None
+        if blocks is None:
+            return False
+        request.blocks, request.slot = blocks, self._free.popleft()
+        self.running[request.slot] = request
+        self._table[request.slot] = 0
+        self._table[request.slot][: len(blocks)] = blocks
+        set_sampling(self._sampling, request.slot, request.sampling)
+        self._fresh[request.slot] = True
+        return True
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request and free its slot and blocks."""
@@ -172,7 +175,7 @@ def chunks_of(requests: list[Request], sizes: Sizes, length: int):
     for first in range(0, len(work), sizes.chunks):
         part = work[first : first + sizes.chunks]
         tokens = np.zeros((sizes.chunks, length), np.int32)
-        start, count = np.zeros(sizes.chunks, np.int32), np.zeros(sizes.chunks, np.int32)
+        start, count, slot = (np.zeros(sizes.chunks, np.int32) for _ in range(3))
         table = np.zeros((sizes.chunks, sizes.blocks), np.int32)
         sampling = blank_sampling((sizes.chunks,))
         ends: list[Request | None] = [None] * len(part)
@@ -180,10 +183,15 @@ def chunks_of(requests: list[Request], sizes: Sizes, length: int):
             piece = request.prompt[begin : begin + length]
             tokens[i, : len(piece)], start[i], count[i] = piece, begin, len(piece)
             table[i, : len(request.blocks)] = request.blocks
+            slot[i] = request.slot[0] * sizes.batch + request.slot[1]
             set_sampling(sampling, i, request.sampling)
             if begin + length >= len(request.prompt):
                 ends[i] = request
-        yield Chunks(tokens=tokens, targets=None, start=start, count=count, table=table, sampling=sampling), part, ends
+        yield (
+            Chunks(tokens=tokens, targets=None, start=start, count=count, table=table, slot=slot, sampling=sampling),
+            part,
+            ends,
+        )
 
 
 def chunk_length(longest: int, lengths: tuple[int, ...]) -> int:

@@ -5,7 +5,7 @@ is resolved here, in Python, and nothing branches; where they differ, or where a
 the slot switches on the wafer's own stack index. Sums over cores stand between the branches, never inside one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxwafer.layers import gqa
-from jaxwafer.layers.mlp import dense_mlp
+from jaxwafer.layers import mixers, mlps
+from jaxwafer.layers.residual import Blocks, Plain, residual
+from jaxwafer.model.declare import StateField
 from jaxwafer.ops.collective import psum
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import append
+from jaxwafer.ops.state import write_state
 from jaxwafer.ops.step import Step
-from jaxwafer.partition.placement import Placement, SlotTable
+from jaxwafer.partition.placement import Phase, Placement, SlotTable
 
 
 @dataclass(frozen=True)
@@ -59,101 +61,139 @@ def choices(table: SlotTable) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers of one wafer, on one core's shards.
+    """The layers that one wafer runs in one phase, on one core's shards.
 
-    weights, cache: without the wafer axis. tables: this wafer's rows of the slot tables, int32 [slots]. gated: skip the
-    work of a micro-batch of pad rows alone.
+    weights, cache: without the wafer axis. tables: this wafer's rows of the phase's slot tables, int32 [slots]. gated:
+    skip the work of a micro-batch of pad rows alone.
     """
 
     placement: Placement
+    phase: Phase
     ops: Operations
     weights: dict
     tables: dict[str, jax.Array]
     gated: bool
 
-    def run(self, cache: tuple, x: jax.Array, step: Step) -> tuple[jax.Array, tuple]:
-        """x [B, T, hidden] after the layers, and the caches with its tokens in them."""
-        mixers, mlps = choices(self.placement.mixer_slots), choices(self.placement.mlp_slots)
-        for segment in segments(list(zip(mixers, mlps, strict=True))):
+    def run(self, cache: tuple, stream, step: Step):
+        """The stream after the layers, the caches with its tokens in them, and touched: float32 [MLP stacks], how many
+        experts' weights this core read in each stack."""
+        pairs = list(zip(choices(self.phase.mixer), choices(self.phase.mlp), strict=True))
+        carry = stream, cache, jnp.zeros((len(self.placement.mlps),), jnp.float32)
+        for segment in segments(pairs):
 
             def repeat(number, carry, segment=segment):
+                stream, cache, touched = carry
                 for within in range(segment.period):
                     slot = jnp.asarray(segment.start + within + number * segment.period, jnp.int32)
-                    x, cache = self._mixer(mixers[segment.start + within], slot, *carry, step)
-                    carry = self._mlp(mlps[segment.start + within], slot, x, step), cache
-                return carry
+                    mixer, mlp = pairs[segment.start + within]
+                    stream, cache = self._mixer(mixer, slot, stream, cache, step)
+                    stream, read = self._mlp(mlp, slot, stream, step)
+                    touched = touched + read
+                return stream, cache, touched
 
-            once = segment.repeats == 1
-            x, cache = repeat(0, (x, cache)) if once else jax.lax.fori_loop(0, segment.repeats, repeat, (x, cache))
-        return x, cache
+            carry = repeat(0, carry) if segment.repeats == 1 else jax.lax.fori_loop(0, segment.repeats, repeat, carry)
+        return carry
 
-    def _mixer(self, stacks: tuple[int, ...], slot: jax.Array, x: jax.Array, cache: tuple, step: Step):
-        """x and the caches after the mixer in a slot where wafers have `stacks`.
+    def _residual(self, slot: jax.Array) -> tuple[Plain | Blocks, dict, jax.Array, jax.Array]:
+        """The residual's rule, its weights, the slot's position among them, and the number of the layer."""
+        weights = self.weights["residuals"][0] if self.placement.residuals else {}
+        return residual(self.placement.spec.residual), weights, self.tables["place"][slot], self.tables["layer"][slot]
+
+    def _mixer(self, stacks: tuple[int, ...], slot: jax.Array, stream, cache: tuple, step: Step):
+        """The stream and the caches after the mixer of a slot where wafers have `stacks`, as `layers.mixers` says.
 
         The caches are written between the branches: a cache that went through one would be copied.
         """
         here, layer = self.tables["mixer_stack"][slot], self.tables["mixer_position"][slot]
-        kinds = {s: (self.placement.mixers[s].kind, self.weights["mixers"][s]) for s in stacks if s >= 0}
-        projected = self._switch(
-            stacks,
-            here,
-            step,
-            {s: partial(gqa.project, *kind, ops=self.ops) for s, kind in kinds.items()},
-            layer,
-            x,
-            step,
+        kinds = {s: self.placement.mixers[s].kind for s in stacks if s >= 0}
+        weights = self.weights["mixers"]
+        run = partial(self._switch, stacks, here, step)
+        rule, *of_slot = self._residual(slot)
+        x, stream = rule.mixer_input(stream, *of_slot)
+
+        projected = run(
+            {s: partial(mixers.module(kind).project, kind, weights[s], ops=self.ops) for s, kind in kinds.items()},
+            {s: (layer, x, step, cache[s]) for s in kinds},
         )
+        carry = {s: self._together(s, "exchange", taken) for s, (taken, _) in projected.items()}
         caches = list(cache)
         for s, (_, rows) in projected.items():
             mine = jnp.asarray(True) if len(stacks) == 1 else here == s
-            for name, pages in caches[s].items():
-                block, offset = step.rows(x.shape[1], pages.block, pages.blocks, mine)
-                caches[s] = caches[s] | {name: append(pages, layer, block, offset, rows[name])}
-        attended = self._switch(
-            stacks, here, step,
-            {s: partial(self._attend, s, *kind) for s, kind in kinds.items()}, layer, projected, caches, step,
-        )  # fmt: skip
-        return add(x, psum(total(attended, x), "core")), tuple(caches)
+            caches[s] = self._write(kinds[s], caches[s], layer, rows, step, mine)
+        attending = [s for s in kinds if hasattr(mixers.module(kinds[s]), "attend")]
+        if attending:
+            branches = {
+                s: partial(mixers.module(kinds[s]).attend, kinds[s], weights[s], ops=self.ops) for s in attending
+            }
+            carry |= run(branches, {s: (layer, carry[s], caches[s], step) for s in attending})
+        carry = {s: self._together(s, "combine", taken) for s, taken in carry.items()}
+        partials = run(
+            {s: partial(mixers.module(kind).output, kind, weights[s], ops=self.ops) for s, kind in kinds.items()},
+            {s: (layer, carry[s]) for s in kinds},
+        )
+        return rule.add(stream, psum(total(partials.values(), x), "core")), tuple(caches)
 
-    def _attend(self, stack: int, kind, weights, layer, projected, caches, step):
-        return gqa.attend(kind, weights, layer, projected[stack][0], caches[stack], step, self.ops)
+    def _together(self, stack: int, phase: str, carry):
+        """A phase of collectives, which every wafer takes part in: outside the branches."""
+        kind = self.placement.mixers[stack].kind
+        collective = getattr(mixers.module(kind), phase, None)
+        return collective(kind, carry) if collective else carry
 
-    def _mlp(self, stacks: tuple[int, ...], slot: jax.Array, x: jax.Array, step: Step) -> jax.Array:
+    def _write(self, kind, cache: dict, layer: jax.Array, rows: dict, step: Step, mine: jax.Array) -> dict:
+        """The caches of a stack with a micro-batch's rows, on wafers where the slot is `mine`."""
+        written = {}
+        for field in kind.cache():
+            store = cache[field.name]
+            if isinstance(field, StateField):
+                slot = jnp.where(mine & (step.count > 0), step.slot, -1)
+                written[field.name] = write_state(store, layer, slot, rows[field.name])
+                continue
+            block, offset = step.rows(rows[field.name].shape[1], store.block)
+            if field.spread:
+                # The shard's first block; another core's blocks lie before or after.
+                first = jax.lax.axis_index("core").astype(jnp.int32) * store.blocks
+                block = jnp.where((block >= first) & (block < first + store.blocks), block - first, -1)
+            written[field.name] = append(store, layer, jnp.where(mine, block, -1), offset, rows[field.name])
+        return written
+
+    def _mlp(self, stacks: tuple[int, ...], slot: jax.Array, stream, step: Step):
+        """The stream after the MLP in a slot, and the experts read, float32 [MLP stacks]."""
         here, layer = self.tables["mlp_stack"][slot], self.tables["mlp_position"][slot]
-        kinds = {s: (self.placement.mlps[s].kind, self.weights["mlps"][s]) for s in stacks if s >= 0}
-        branches = {s: partial(dense_mlp, *kind, ops=self.ops) for s, kind in kinds.items()}
-        return add(x, psum(total(self._switch(stacks, here, step, branches, layer, x), x), "core"))
+        kinds = {s: self.placement.mlps[s].kind for s in stacks if s >= 0}
+        branches = {
+            s: partial(mlps.function(kind), kind, self.weights["mlps"][s], ops=self.ops) for s, kind in kinds.items()
+        }
+        rule, *of_slot = self._residual(slot)
+        x = rule.mlp_input(stream, *of_slot)
+        results = self._switch(stacks, here, step, branches, {s: (layer, x, step) for s in kinds})
+        touched = jnp.zeros((len(self.placement.mlps),), jnp.float32)
+        for s, (_, read) in results.items():
+            touched = touched.at[s].add(read)
+        return rule.add(stream, psum(total([part for part, _ in results.values()], x), "core")), touched
 
-    def _switch(
-        self, stacks: tuple[int, ...], here: jax.Array, step: Step, branches: dict[int, Callable], *operands
-    ) -> dict:
+    def _switch(self, stacks: tuple[int, ...], here: jax.Array, step: Step, branches: dict[int, Callable],
+                operands: dict[int, tuple]) -> dict:  # fmt: skip
         """{stack: result} of the branch of the stack that this wafer has here; the others' results are zeros."""
         if len(stacks) == 1 and not self.gated:
-            return {s: branch(*operands) for s, branch in branches.items()}
-        shapes = {s: jax.eval_shape(branch, *operands) for s, branch in branches.items()}
+            return {s: branch(*operands[s]) for s, branch in branches.items()}
+        shapes = {s: jax.eval_shape(branch, *operands[s]) for s, branch in branches.items()}
 
         def only(chosen: int | None) -> Callable:
-            def run(*operands):
-                return {s: branches[s](*operands) if s == chosen else zeros(shapes[s]) for s in branches}
+            return lambda operands: {
+                s: branches[s](*operands[s]) if s == chosen else zeros(shapes[s]) for s in branches
+            }
 
-            return run
-
-        index = sum((here > s).astype(jnp.int32) for s in branches) if branches else jnp.zeros((), jnp.int32)
-        idle = here < 0
-        if self.gated:
-            idle |= ~jnp.any(step.count > 0)
-        return jax.lax.switch(jnp.where(idle, len(branches), index), [*map(only, branches), only(None)], *operands)
+        busy = jnp.any(step.count > 0) if self.gated else True
+        index = jnp.asarray(len(branches), jnp.int32)
+        for number, s in enumerate(branches):
+            index = jnp.where((here == s) & busy, number, index)
+        return jax.lax.switch(index, [*map(only, branches), only(None)], operands)
 
 
 def zeros(shapes):
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
-def total(partials: dict[int, jax.Array], x: jax.Array) -> jax.Array:
+def total(partials: Iterable[jax.Array], x: jax.Array) -> jax.Array:
     """The sum of every stack's partial sum; zero where a slot is empty on all wafers."""
-    return sum(partials.values(), jnp.zeros(x.shape, jnp.float32))
-
-
-def add(x: jax.Array, update: jax.Array) -> jax.Array:
-    """The residual stream x with a float32 update, in x's dtype."""
-    return (x.astype(jnp.float32) + update).astype(x.dtype)
+    return sum(partials, jnp.zeros(x.shape, jnp.float32))

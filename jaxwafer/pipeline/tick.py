@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.layers import vocab
+from jaxwafer.layers.residual import Blocks, Plain, residual
 from jaxwafer.ops.collective import psum
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import Placement
+from jaxwafer.partition.schedule import Schedule
 from jaxwafer.pipeline.stage import Stage
 
 AXES = ("wafer", "core")
@@ -24,44 +26,79 @@ class Pipeline:
     ops: Operations
     dtype: jnp.dtype
 
-    def tables(self) -> dict[str, np.ndarray]:
-        """The slot tables, int32 [wafers, slots], an input of every program sharded over wafers."""
-        mixer, mlp = self.placement.mixer_slots, self.placement.mlp_slots
-        return {
-            "mixer_stack": mixer.stack,
-            "mixer_position": mixer.position,
-            "mlp_stack": mlp.stack,
-            "mlp_position": mlp.position,
-        }
+    @property
+    def schedule(self) -> Schedule:
+        return self.placement.schedule
+
+    @property
+    def residual(self) -> Plain | Blocks:
+        return residual(self.placement.spec.residual)
+
+    def tables(self) -> tuple[dict[str, np.ndarray], ...]:
+        """For each phase what a wafer must know, an input of every program sharded over wafers.
+
+        int32 [wafers, slots]: stack and position of each slot's mixer and MLP, its layer's number, and the layer's
+        place on the wafer. int32 [wafers]: lag, rounds since the micro-batch entered; inbox, the phase that what
+        arrives is for.
+        """
+        found = []
+        for number, phase in enumerate(self.placement.phases):
+            place = np.zeros_like(phase.layer)
+            for (wafer, slot), layer in np.ndenumerate(phase.layer):
+                if layer >= 0:
+                    place[wafer, slot] = self.placement.partition.layers[wafer].index(layer)
+            found.append({
+                "mixer_stack": phase.mixer.stack, "mixer_position": phase.mixer.position,
+                "mlp_stack": phase.mlp.stack, "mlp_position": phase.mlp.position,
+                "layer": phase.layer, "place": place,
+                "lag": self.schedule.lags(number), "inbox": self.schedule.inbox(number),
+            })  # fmt: skip
+        return tuple(found)
 
     def wafer(self) -> jax.Array:
         return jax.lax.axis_index("wafer").astype(jnp.int32)
 
-    def enter(self, weights: dict, tokens: jax.Array, hopped: jax.Array) -> jax.Array:
-        """x for this wafer's stage: the embedded tokens int32 [B, T] on the first wafer, elsewhere what hopped in."""
+    def embed(self, weights: dict, tokens: jax.Array):
+        """The residual stream of tokens int32 [B, T], the same on all devices."""
         table = weights["globals"]["embedding"]
         part = vocab.embed(table, self._offset(table), tokens, self.placement.spec.hidden, self.dtype)
-        return jnp.where(self.wafer() == 0, psum(part, *AXES), hopped)
+        return self.residual.begin(psum(part, *AXES))
 
-    def stage(self, weights: dict, tables: dict, cache: tuple, x: jax.Array, step: Step, *, gated: bool):
-        """x and the cache after this wafer's layers."""
-        return Stage(self.placement, self.ops, weights, tables, gated).run(cache, x, step)
+    def blank(self, batch: int, tokens: int):
+        """A stream of zeros."""
+        return self.residual.begin(jnp.zeros((batch, tokens, self.placement.spec.hidden), self.dtype))
 
-    def leave(self, weights: dict, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Logits of the last wafer's hidden [R, hidden]: this shard's float32 [R, rows], and its first row's id."""
-        last = self.wafer() == self.placement.wafers - 1
+    def stage(self, phase: int, weights: dict, tables: tuple, cache: tuple, stream, step: Step, *, gated: bool):
+        """The stream, the cache and the experts touched after this wafer's layers of a phase."""
+        # Wafers without a visit in this phase have nothing to do, as those that hold pad rows.
+        stage = Stage(self.placement, self.placement.phases[phase], self.ops, weights, tables[phase], gated)
+        return stage.run(cache, stream, step)
+
+    def leave(self, weights: dict, stream, take) -> tuple[jax.Array, jax.Array]:
+        """Logits of the last visit's stream: this shard's float32 [R, rows], and its first row's id.
+
+        take: of what the final norm reads, [B, T, hidden], the rows [R, hidden] wanted.
+        """
+        hidden = take(self.residual.end(stream, weights["globals"]))
+        last = self.wafer() == self.schedule.exit[0]
         hidden = psum(jnp.where(last, hidden, jnp.zeros((), hidden.dtype)), "wafer")
         spec, weights = self.placement.spec, weights["globals"]
         offset = self._offset(weights.get("head", weights["embedding"]))
         return vocab.logits(hidden, weights, offset, spec.vocab, spec.eps, self.ops), offset
 
-    def hop(self, tree):
-        """Send to the next wafer; what leaves the last one arrives at the first, which does not read it."""
-        wafers = self.placement.wafers
-        if wafers == 1:
-            return tree
-        ring = [(w, (w + 1) % wafers) for w in range(wafers)]
-        return jax.tree.map(lambda leaf: jax.lax.ppermute(leaf, "wafer", ring), tree)
+    def hop(self, phase: int, tables: tuple, boxes, tree):
+        """Send a tree to the wafer of the next visit, into the box of the phase that will run it.
+
+        boxes: the tree with a leading axis of phases. Where nothing arrives no box changes.
+        """
+        hops = self.schedule.hops(phase)
+        box = tables[phase]["inbox"]
+
+        def move(boxes, leaf):
+            arrived = jax.lax.ppermute(leaf, "wafer", hops) if any(a != b for a, b in hops) else leaf
+            return boxes.at[box].set(arrived, mode="drop")
+
+        return jax.tree.map(move, boxes, tree) if hops else boxes
 
     def _offset(self, table) -> jax.Array:
         """Id of the first vocabulary row of this device's shard."""
@@ -80,4 +117,4 @@ def stacked(tree):
 
 
 def layers_local(weights: dict) -> dict:
-    return {"globals": weights["globals"], "mixers": local(weights["mixers"]), "mlps": local(weights["mlps"])}
+    return {name: part if name == "globals" else local(part) for name, part in weights.items()}

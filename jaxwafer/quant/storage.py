@@ -72,7 +72,7 @@ def store(weight: Weight, form: Format, *, wafers: int, cores: int) -> Storage:
     index = tuple(a.placed(n) for a, n in zip(weight.axes, shards, strict=True))
     shape = tuple(len(i) for i in index)
     axes = tuple(a.mesh_axes for a in weight.axes)
-    if len(shape) == 1:
+    if not weight.matrix:
         return Storage(weight=weight, format=form, index=index, scale=None, minimum=None,
                        values=Part(shape=shape, dtype=form.numpy, axes=axes))  # fmt: skip
     *outer, inputs = shape

@@ -10,33 +10,51 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxwafer.cache.kv import CacheShape
+from jaxwafer.model.declare import TokenField
+from jaxwafer.model.kinds import MLP, Mixer
 from jaxwafer.partition.placement import Placement, Stack
 from jaxwafer.quant.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What wafers tallied in a run, [wafers, phases]: ticks with live rows, rows (tokens) worked on, KV rows in live
+    blocks of those; and [wafers, MLP stacks]: experts whose weights were read, over all cores."""
+
+    busy_ticks: np.ndarray
+    tokens: np.ndarray
+    kv_rows: np.ndarray
+    experts: np.ndarray
+
+    @property
+    def context(self) -> np.ndarray:
+        """Mean KV rows that a token sees, [wafers, phases]."""
+        return self.kv_rows / np.maximum(self.tokens, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Of a whole run. weights: bytes by format name. padding: bytes among weights and kv that are zero heads, columns
-    or rows, or copies of heads, which one core would not have. flops: of matrices and attention, without padding."""
+    """Of a whole run, in bytes but for flops.
+
+    weights: by format name. kv: read and written. state: recurrent state, read and written. hops: sent to the next
+    wafer. padding: among weights and kv, zero heads, columns and rows and copies of heads, which one core would not
+    have. flops: of matrices and mixers, without padding.
+    """
 
     weights: dict[str, float]
     kv: float
+    state: float
     hops: float
     padding: float
     flops: float
 
     @property
     def bytes(self) -> float:
-        return sum(self.weights.values()) + self.kv + self.hops
+        return sum(self.weights.values()) + self.kv + self.state + self.hops
 
 
-def decode_traffic(cache: CacheShape, activation_bytes: int, *, busy_ticks: np.ndarray, tokens: np.ndarray,
-                   kv_rows: np.ndarray) -> Traffic:  # fmt: skip
-    """Traffic of a decode run.
-
-    busy_ticks, tokens, kv_rows: [wafers], ticks with live rows, rows worked on, KV rows attended to (in whole blocks).
-    activation_bytes: of one element of the residual stream.
-    """
+def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> Traffic:
+    """Traffic of a decode run. activation_bytes: of one element of the residual stream."""
     place = cache.placement
     weights: Counter[str] = Counter()
     padding = 0.0
@@ -47,61 +65,82 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, *, busy_ticks: np.n
         weights[storage.format.name] += nbytes
         padding += nbytes * storage.padding
 
-    for stack in (*place.mixers, *place.mlps):
-        times = float(sum(len(on) * ticks for on, ticks in zip(stack.layers, busy_ticks, strict=True)))
+    for stack in (*place.mixers, *place.residuals):
         for storage in stack.weights.values():
-            add(storage, times)
-    head = place.globals.get("head", place.globals["embedding"])
+            add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
+    for number, stack in enumerate(place.mlps):
+        for storage in stack.weights.values():
+            if storage.weight.axes[0].name == "experts":
+                add(storage, float(np.sum(counts.experts[:, number])) / len(storage.index[0]))
+            else:
+                add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
+    exit_wafer, exit_phase, _ = place.schedule.exit
+    left = float(counts.busy_ticks[exit_wafer, exit_phase])
+    head, embedding = head_storage(place), place.globals["embedding"]
     for storage in (head, place.globals["final_norm"]):
-        add(storage, float(busy_ticks[-1]) * place.wafers)
-    embedding = place.globals["embedding"]
-    rows = len(embedding.index[0])
-    weights[embedding.format.name] += (
-        float(tokens[0]) * place.wafers * embedding.wafer_bytes(place.wafers, place.cores) / rows
-    )
+        add(storage, left * place.wafers)
+    table = place.wafers * embedding.wafer_bytes(place.wafers, place.cores)
+    weights[embedding.format.name] += float(counts.tokens[place.schedule.entry, 0]) * table / len(embedding.index[0])
 
-    kv = 0.0
+    kv = state = 0.0
     for stack in place.mixers:
-        layers = np.array([len(on) for on in stack.layers])
-        rows_touched = float(np.sum(layers * (kv_rows + tokens)))
+        layers = layer_counts(place, stack)
+        rows = np.minimum(counts.context, getattr(stack.kind, "window", None) or np.inf) + 1
+        touched = float(np.sum(layers * counts.tokens * rows))
         stored, real = cache.token_bytes(stack), real_token_bytes(cache, stack)
-        kv += rows_touched * stored
-        padding += rows_touched * (stored - real)
-    hops = float(np.sum(tokens[:-1])) * place.cores * (place.spec.hidden * activation_bytes + 8)
-    return Traffic(
-        weights=dict(weights),
-        kv=kv,
-        hops=hops,
-        padding=padding,
-        flops=decode_flops(place, tokens=tokens, kv_rows=kv_rows),
-    )
+        kv += touched * stored
+        padding += touched * (stored - real)
+        state += 2.0 * float(np.sum(layers * counts.tokens)) * cache.state_bytes(stack)
+    rows = 1 + (place.spec.residual.blocks if place.spec.residual else 0)
+    hopping = float(np.sum(counts.tokens) - counts.tokens[exit_wafer, exit_phase])
+    hops = hopping * place.cores * (rows * place.spec.hidden * activation_bytes + 8)
+    flops = decode_flops(place, counts)
+    return Traffic(weights=dict(weights), kv=kv, state=state, hops=hops, padding=padding, flops=flops)
+
+
+def layer_counts(place: Placement, stack: Stack) -> np.ndarray:
+    """Layers of a stack that each wafer runs in each phase, [wafers, phases]."""
+    ours = np.isin(np.arange(len(place.spec.layers)), [layer for on in stack.layers for layer in on])
+    return np.stack([np.sum((p.layer >= 0) & ours[p.layer], axis=1) for p in place.phases], axis=1)
+
+
+def head_storage(place: Placement) -> Storage:
+    return place.globals.get("head", place.globals["embedding"])
 
 
 def real_token_bytes(cache: CacheShape, stack: Stack) -> int:
     """KV bytes of a token in one layer without copied or zero heads."""
-    fields = [f.axes[0] for f in stack.kind.cache()]
-    return sum(axis.size // axis.unit * cache.format.row_bytes(axis.unit) for axis in fields)
+    axes = [f.axis for f in stack.kind.cache() if isinstance(f, TokenField)]
+    return sum(axis.size // axis.unit * cache.format.row_bytes(axis.unit) for axis in axes)
 
 
-def decode_flops(place: Placement, *, tokens: np.ndarray, kv_rows: np.ndarray) -> float:
-    """2 FLOPs for every matrix element and token, and attention over the rows read; [wafers] arrays as above."""
-    total = 0.0
+def decode_flops(place: Placement, counts: Counts) -> float:
+    """2 FLOPs for every matrix element a token goes through, chosen experts alone, and the mixers' own."""
+    total = 2.0 * head_storage(place).weight.size * float(counts.tokens[place.schedule.exit[:2]])
     for stack in (*place.mixers, *place.mlps):
-        matrices = sum(s.weight.size for s in stack.weights.values() if len(s.weight.axes) > 1)
-        layers = np.array([len(on) for on in stack.layers])
-        total += 2.0 * matrices * float(np.sum(layers * tokens))
-    for stack in place.mixers:
-        layers = np.array([len(on) for on in stack.layers])
-        total += stack.kind.attention_flops(float(np.sum(layers * kv_rows)))
-    head = place.globals.get("head", place.globals["embedding"])
-    return total + 2.0 * head.weight.size * float(tokens[-1])
+        tokens = layer_counts(place, stack) * counts.tokens
+        total += 2.0 * active_size(stack.kind) * float(np.sum(tokens))
+        if hasattr(stack.kind, "flops"):
+            total += sum(n * stack.kind.flops(c) for n, c in zip(tokens.flat, counts.context.flat, strict=True))
+    return total
 
 
-def imbalance(cache: CacheShape, *, busy_ticks: np.ndarray, kv_rows: np.ndarray) -> float:
-    """Bytes a tick of the busiest wafer over the mean of all wafers; 1 is even."""
+def active_size(kind: Mixer | MLP) -> float:
+    """Matrix elements that one token goes through; of experts, the chosen."""
+    router = getattr(kind, "router", None)
+    share = router.chosen / kind.experts if router else 1.0
+    return sum(w.size * (share if w.axes[0].name == "experts" else 1.0) for w in kind.weights() if w.matrix)
+
+
+def imbalance(cache: CacheShape, counts: Counts) -> float:
+    """Bytes a round of the busiest wafer over the mean of all wafers; 1 is even."""
     place = cache.placement
-    ticks = np.maximum(busy_ticks, 1)
-    layers = [place.weight_bytes(w) - place.global_bytes for w in range(place.wafers)]
-    kv = [cache.wafer_token_bytes(w) * kv_rows[w] / ticks[w] for w in range(place.wafers)]
-    each = np.array(layers) + np.array(kv)
-    return float(each.max() / each.mean())
+    ticks = np.maximum(counts.busy_ticks, 1)
+    each = np.zeros(counts.busy_ticks.shape)
+    for stack in place.stacks:
+        each += layer_counts(place, stack) * place.layer_bytes(stack)
+    for stack in place.mixers:
+        moved = cache.token_bytes(stack) * counts.kv_rows + 2 * cache.state_bytes(stack) * counts.tokens
+        each += layer_counts(place, stack) * moved / ticks
+    wafers = each.sum(axis=1)
+    return float(wafers.max() / wafers.mean())

@@ -12,7 +12,7 @@ import numpy as np
 from jaxwafer.engine import Engine
 from jaxwafer.pipeline.queue import Request
 from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, tick_latency
-from jaxwafer.roofline.counters import decode_traffic, imbalance
+from jaxwafer.roofline.counters import Counts, decode_traffic, imbalance
 
 
 class Run:
@@ -73,13 +73,18 @@ class Run:
     def _roofline(self) -> dict:
         engine, stats = self.engine, self.engine.stats
         mesh, place, dtype = engine.mesh, engine.placement, engine.programs.pipeline.dtype
-        tally = {"busy_ticks": stats.busy_ticks, "tokens": stats.tokens, "kv_rows": stats.kv_rows}
-        if not stats.decode_tokens:
-            tally = {name: np.zeros(place.wafers) for name in tally}
-        traffic = decode_traffic(engine.cache_shape, jnp.dtype(dtype).itemsize, **tally)
+        stacks = len(place.mlps)
+        nothing = {n: np.zeros((place.wafers, place.schedule.period)) for n in ("busy_ticks", "tokens", "kv_rows")}
+        tallied = {n: getattr(stats, n) for n in (*nothing, "experts")}
+        counts = Counts(**tallied if stats.bursts else nothing | {"experts": np.zeros((place.wafers, stacks))})
+        traffic = decode_traffic(engine.cache_shape, jnp.dtype(dtype).itemsize, counts)
         after = read_ceiling(mesh)
         ceiling, peak = max(self._before, after), compute_ceiling(mesh, dtype)
-        latency = tick_latency(mesh, sums=2 * place.slots, shape=(engine.options.micro_batch, place.spec.hidden))
+        latency = tick_latency(
+            mesh,
+            sums=-(-2 * place.slots // place.schedule.period),
+            shape=(engine.options.micro_batch, place.spec.hidden),
+        )
         achieved = traffic.bytes / stats.decode_seconds if stats.decode_seconds else 0.0
         per_token = 1.0 / max(stats.decode_tokens, 1)
         shares = {
@@ -92,7 +97,8 @@ class Run:
         mbu = achieved / ceiling
         weights = {f"weights {name}": nbytes * per_token for name, nbytes in sorted(traffic.weights.items()) if nbytes}
         return {
-            "bytes_per_token": weights | {"kv": traffic.kv * per_token, "hops": traffic.hops * per_token,
+            "bytes_per_token": weights | {"kv": traffic.kv * per_token, "state": traffic.state * per_token,
+                                          "hops": traffic.hops * per_token,
                                           "total": traffic.bytes * per_token},
             "padding_bytes_per_token": traffic.padding * per_token,
             "flops_per_token": traffic.flops * per_token,
@@ -106,8 +112,8 @@ class Run:
             "seconds": shares | {"decode": stats.decode_seconds},
             "ticks": stats.ticks,
             "tick_s": stats.decode_seconds / max(stats.ticks, 1),
-            "bubble_fraction": 1.0 - float(np.sum(tally["busy_ticks"])) / max(stats.ticks * place.wafers, 1),
-            "imbalance": imbalance(engine.cache_shape, busy_ticks=tally["busy_ticks"], kv_rows=tally["kv_rows"]),
+            "bubble_fraction": 1.0 - float(np.sum(counts.busy_ticks)) / max(stats.ticks * place.wafers, 1),
+            "imbalance": imbalance(engine.cache_shape, counts),
             "fault": "MBU above 100%: bytes were counted that were not moved, or the ceiling was measured too low"
             if mbu > 1 else None,
         }  # fmt: skip
@@ -121,7 +127,8 @@ class Run:
             "weights_bytes_per_wafer": [place.weight_bytes(w) for w in range(place.wafers)],
             "weights_allocated_bytes_per_wafer": place.allocated_bytes,
             "kv_bytes_per_token_per_wafer": [cache.wafer_token_bytes(w) for w in range(place.wafers)],
-            "kv_allocated_bytes_per_wafer": cache.blocks * cache.block_bytes,
+            "state_bytes_per_request_per_wafer": [cache.wafer_state_bytes(w) for w in range(place.wafers)],
+            "kv_allocated_bytes_per_wafer": cache.allocated_bytes,
             "kv_tokens": cache.blocks * cache.block,
             "decode_temp_bytes_per_device": engine.programs.temp_bytes,
             "peak_device_bytes": max((p for p in peaks if p), default=None),

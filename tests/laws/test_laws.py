@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import checkpoint, engine, forward, greedy
 
-from jaxwafer.partition.plan import Partition
+from jaxwafer.partition.plan import Partition, Visit, circular, routed
 from jaxwafer.pipeline.queue import Sampling
 
 PROMPTS = [[5, 17, 3], [99], list(range(1, 40)), [7] * 8, [4, 4, 2, 60, 61], list(range(60, 76)), [88, 1]]
@@ -42,6 +42,22 @@ def test_law_1_any_mesh_gives_the_tokens_of_one_device(mesh, micro_batch, micro_
 )
 def test_law_1_holds_for_any_partition(split, expected):
     machine = engine(mesh=f"{len(split)}x1", partition=Partition(split), micro_batch=2)
+    assert run(machine, PROMPTS) == expected
+
+
+ROUTES = {
+    "circular": circular(5, 2, 2),
+    "there and back": routed((Visit(0, (0, 1)), Visit(1, (2,)), Visit(0, (3,)), Visit(2, (4,))), 3),
+    "three visits": routed((Visit(1, (0,)), Visit(0, (1,)), Visit(1, (2,)), Visit(2, (3,)), Visit(1, (4,))), 3),
+    "twice in a row": routed((Visit(1, (0,)), Visit(1, (1, 2)), Visit(0, (3, 4))), 2),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("micro_batches", [1, None, 7])
+def test_law_1_holds_for_routes_that_visit_a_wafer_again(route, micro_batches, expected):
+    partition = ROUTES[route]
+    machine = engine(mesh=f"{partition.wafers}x1", partition=partition, micro_batches=micro_batches)
     assert run(machine, PROMPTS) == expected
 
 

@@ -15,7 +15,8 @@ def supports(dtype, cache_format: str, platform: str) -> bool:
     return True
 
 
-def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float) -> jax.Array:
+def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
+                    window: int | None, sinks: jax.Array | None) -> jax.Array:  # fmt: skip
     per = max(1, min(CHUNK // k.block, step.table.shape[1]))
     span = per * k.block
     table = jnp.pad(step.table, ((0, 0), (0, -step.table.shape[1] % per)))
@@ -37,6 +38,8 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
             "bthgd,bshd->bhgts", q, keys, preferred_element_type=jnp.float32, precision="highest"
         )
         seen = (position[:, None] <= query[:, :, None]) & (position < live)[:, None]
+        if window is not None:
+            seen &= position[:, None] > query[:, :, None] - window
         score = jnp.where(seen[:, None, None], score, -jnp.inf)
         top = jnp.maximum(highest, score.max(-1))
         # While a row has seen nothing its maximum is −inf, and −inf − −inf is not a number.
@@ -47,8 +50,16 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
                           precision="highest")  # fmt: skip
         return top, keep * total + weight.sum(-1), keep[..., None] * mixed + part
 
-    chunks = (jnp.max(live) + span - 1) // span
+    last = (jnp.max(live) + span - 1) // span
+    first = jnp.zeros_like(last)
+    if window is not None:
+        # What lies before every live request's window is not read.
+        oldest = jnp.where(step.count > 0, step.start, jnp.iinfo(jnp.int32).max)
+        first = jnp.maximum(jnp.min(oldest) - window + 1, 0) // span
     start = (lower, jnp.zeros_like(lower), jnp.zeros((*lower.shape, dim), jnp.float32))
-    _, total, mixed = jax.lax.fori_loop(0, chunks, chunk, start)
+    highest, total, mixed = jax.lax.fori_loop(first, last, chunk, start)
+    if sinks is not None:
+        base = jnp.where(jnp.isfinite(highest), highest, 0.0)
+        total = total + jnp.where(total > 0, jnp.exp(sinks[None, :, :, None] - base), 0.0)
     out = jnp.where((total > 0)[..., None], mixed / jnp.where(total > 0, total, 1.0)[..., None], 0.0)
     return einops.rearrange(out, "b h g t d -> b t h g d")
