@@ -45,9 +45,9 @@ def test_append_writes_its_rows_and_touches_no_other(form):
 
 
 @pytest.mark.parametrize("form", DTYPES)
-def test_append_drops_pad_rows_beyond_the_cache_and_never_clamps_them_onto_a_live_row(form):
+def test_append_drops_rows_outside_the_cache_and_neither_clamps_nor_wraps_them_onto_a_live_one(form):
     cache, new = pages(form), rows(2, 3)
-    layer, block, offset = whole(0, [[BLOCKS, BLOCKS, BLOCKS], [2, BLOCKS, BLOCKS + 7]], [[0, 1, 2], [3, 3, 0]])
+    layer, block, offset = whole(0, [[BLOCKS, -1, -BLOCKS], [2, BLOCKS + 7, -1]], [[0, 1, 2], [3, 3, 0]])
     expected = host(cache)
     expected[0, 2, 3] = np.asarray(new)[1, 0]
     np.testing.assert_array_equal(host(append(cache, layer, block, offset, new)), expected)
