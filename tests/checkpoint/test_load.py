@@ -150,8 +150,16 @@ def test_progress_adds_up_to_all_bytes():
 @pytest.mark.parametrize(
     "name, shape, message",
     [
-        ("model.layers.2.mlp.up_proj.weight", (48, 80), "has shape [48, 80], but its config makes it 80 (mlp) x 48 (hidden)"),
-        ("model.layers.0.self_attn.k_proj.weight", (96, 48, 1), "has shape [96, 48, 1], but its config makes it 96 (kv_heads)"),
+        (
+            "model.layers.2.mlp.up_proj.weight",
+            (48, 80),
+            "has shape [48, 80], but its config makes it 80 (mlp) x 48 (hidden)",
+        ),
+        (
+            "model.layers.0.self_attn.k_proj.weight",
+            (96, 48, 1),
+            "has shape [96, 48, 1], but its config makes it 96 (kv_heads)",
+        ),
         ("model.norm.weight", (47,), "has shape [47], but its config makes it 48 (hidden)"),
         ("lm_head.weight", (100, 48), "has shape [100, 48], but its config makes it 101 (vocab) x 48 (hidden)"),
     ],

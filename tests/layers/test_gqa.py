@@ -36,12 +36,17 @@ def core(plain: dict, kv_heads: slice) -> dict:
 def run(shard: dict, layer: jax.Array, x: jax.Array) -> jax.Array:
     """A whole prompt of T tokens through one core's heads, with an empty cache."""
     ops, heads = Operations("cpu"), shard["k"].values.shape[1] // DIM
-    step = Step(start=jnp.zeros(1, jnp.int32), count=jnp.full(1, T, jnp.int32), table=jnp.asarray([[2, 0]], jnp.int32))
-    q, rows = gqa.project(KIND, shard, layer, x, step, ops)
-    block, offset = step.rows(T, 4, 3, jnp.asarray(True))
+    step = Step(
+        start=jnp.zeros(1, jnp.int32),
+        count=jnp.full(1, T, jnp.int32),
+        table=jnp.asarray([[2, 0]], jnp.int32),
+        slot=jnp.zeros(1, jnp.int32),
+    )
+    carry, rows = gqa.project(KIND, shard, layer, x, step, {}, ops)
+    block, offset = step.rows(T, 4)
     empty = Pages(values=jnp.full((2, 3, 4, heads, DIM), jnp.nan, jnp.float32), exponent=None)
     cache = {name: append(empty, layer, block, offset, r) for name, r in rows.items()}
-    return gqa.attend(KIND, shard, layer, q, cache, step, ops)
+    return gqa.output(KIND, shard, layer, gqa.attend(KIND, shard, layer, carry, cache, step, ops), ops)
 
 
 def expected(plain: dict, layer: int, x: np.ndarray) -> np.ndarray:
@@ -74,4 +79,4 @@ def test_it_is_the_textbooks_attention_and_cores_add_up(layer):
 
 
 def test_flops_of_attention_are_two_products_a_row_read():
-    assert KIND.attention_flops(10) == 2 * 2 * KV * GROUP * DIM * 10
+    assert KIND.flops(10) == 2 * 2 * KV * GROUP * DIM * 10

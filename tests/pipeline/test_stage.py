@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import SlotTable
-from jaxwafer.pipeline.stage import Segment, Stage, add, choices, segments, total
+from jaxwafer.layers.residual import add
+from jaxwafer.pipeline.stage import Segment, Stage, choices, segments, total
 
 
 @pytest.mark.parametrize(
@@ -49,25 +50,25 @@ def test_choices_of_a_slot_are_the_stacks_of_all_wafers():
 
 
 def stage(gated: bool) -> Stage:
-    return Stage(placement=None, ops=None, weights={}, tables={}, gated=gated)
+    return Stage(placement=None, phase=None, ops=None, weights={}, tables={}, gated=gated)
 
 
 def switch(stacks, here: int, *, gated: bool = False, count=(1, 0)):
     """Results of branches that give their stack's number plus one times x."""
     branches = {s: (lambda x, s=s: {"y": (s + 1) * x}) for s in stacks if s >= 0}
     zero = jnp.zeros(len(count), jnp.int32)
-    step = Step(start=zero, count=jnp.asarray(count, jnp.int32), table=zero[:, None])
+    step = Step(start=zero, count=jnp.asarray(count, jnp.int32), table=zero[:, None], slot=zero)
 
     def run(here, x):
-        return stage(gated)._switch(stacks, here, step, branches, x)
+        return stage(gated)._switch(stacks, here, step, branches, {s: (x,) for s in branches})
 
     got = jax.jit(run)(jnp.int32(here), jnp.ones(2))
     return {s: np.asarray(r["y"]).tolist() for s, r in got.items()}
 
 
 def test_one_kind_everywhere_does_not_branch():
-    step = Step(start=jnp.zeros(1), count=jnp.zeros(1), table=jnp.zeros((1, 1)))
-    assert stage(False)._switch((2,), None, step, {2: lambda x: x + 1}, 1) == {2: 2}
+    step = Step(start=jnp.zeros(1), count=jnp.zeros(1), table=jnp.zeros((1, 1)), slot=jnp.zeros(1))
+    assert stage(False)._switch((2,), None, step, {2: lambda x: x + 1}, {2: (1,)}) == {2: 2}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,6 @@ def test_a_gated_stage_skips_a_micro_batch_of_pad_rows_alone(stacks, here):
 def test_partial_sums_of_all_stacks_add_to_the_residual_in_its_own_dtype():
     x = jnp.ones((1, 2), jnp.bfloat16)
     parts = {0: jnp.full((1, 2), 0.5), 1: jnp.full((1, 2), 1.0)}
-    got = add(x, total(parts, x))
+    got = add(x, total(parts.values(), x))
     assert got.dtype == jnp.bfloat16 and np.asarray(got).astype(float).tolist() == [[2.5, 2.5]]
-    assert np.asarray(total({}, x)).tolist() == [[0.0, 0.0]]
+    assert np.asarray(total([], x)).tolist() == [[0.0, 0.0]]
