@@ -22,8 +22,8 @@ attend = partial(run, layer=jnp.int32(LAYER), scale=SCALE, backend="reference")
 def case(lengths, counts, tokens: int = 1, block: int = BLOCK, columns: int = COLUMNS, form: str = "f32", stale=np.nan):
     """Requests of `lengths` tokens, of which the last `counts` are the queries, in blocks dealt at random with holes.
 
-    What no request owns is `stale`, rows behind a request's last token in its own blocks included. Returns the arguments
-    of the operation, and each request's keys and values.
+    What no request owns is `stale`, rows behind a request's last token in its own blocks included. Returns the
+    operation's arrays, the step, and each request's keys and values.
     """
     rng = np.random.default_rng(sum(lengths))
     batch, blocks = len(lengths), len(lengths) * columns + 3

@@ -57,7 +57,8 @@ def test_vectors_are_float32_under_every_policy(policy, stored):
 @pytest.mark.parametrize(
     "policy, stored, kept",
     [("int4", "int4-min", "int4-min"), ("mixed", "int4-min", "int4-min"), ("int8", "int8-g32", "int8-g32"),
-     ("fp8", "int4-min", "fp8"), ("int4", "int8-g32", "int4"), ("bf16", "f16", "bf16"), ("native", "int8-g32", "int8-g32")],
+     ("fp8", "int4-min", "fp8"), ("int4", "int8-g32", "int4"), ("bf16", "f16", "bf16"),
+     ("native", "int8-g32", "int8-g32")],
 )  # fmt: skip
 def test_a_tensor_already_of_the_asked_for_kind_is_kept_as_it_is(policy, stored, kept):
     assert choose(policy, "mlp", FORMATS[stored]).name == kept
