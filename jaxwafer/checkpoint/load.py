@@ -18,9 +18,16 @@ from jaxwafer.quant.storage import Storage
 
 
 def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
-    """The format of each tensor under a weight policy (`quant.formats.POLICIES`), from what the file holds."""
+    """The format of each tensor under a weight policy (`quant.formats.POLICIES`), from what the file holds.
+
+    A tensor whose shape is not the declared one is refused here, before anything is compiled.
+    """
 
     def formats(name: str, weight: Weight):
+        shape = tuple(checkpoint.shape(name))
+        if shape != weight.shape:
+            axes = " x ".join(f"{a.size} ({a.name})" for a in weight.axes)
+            raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
         return choose(policy, weight.role, checkpoint.stored(name))
 
     return formats
@@ -91,10 +98,7 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
     """One tensor in its storage format, padded and with heads in their places; NumPy leaves."""
     weight, form = storage.weight, storage.format
     name = hub_name(weight, layer)
-    shape = tuple(checkpoint.shape(name))
-    if shape != weight.shape:
-        axes = " x ".join(f"{a.size} ({a.name})" for a in weight.axes)
-        raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
+    shape = weight.shape
     tensor = convert(checkpoint.read(name), form, shape[-1])
     if len(shape) == 1:
         return tensor.replace(values=_gather(np.asarray(tensor.values), storage.index[0], 0))
