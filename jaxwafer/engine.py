@@ -14,7 +14,7 @@ from jaxwafer.checkpoint.load import formats_for, load_weights
 from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
-from jaxwafer.mesh import make_mesh, parse_mesh
+from jaxwafer.mesh import device_memory, make_mesh, parse_mesh
 from jaxwafer.model import spec_from_config
 from jaxwafer.ops.operations import Operations
 from jaxwafer.partition.placement import place
@@ -104,6 +104,7 @@ class Engine:
         self.options = options
         self.spec = spec_from_config(checkpoint.config)
         shape = parse_mesh(options.mesh)
+        self.mesh = make_mesh(shape)
         partition = partition or uniform(len(self.spec.layers), shape.wafers)
         if partition.wafers != shape.wafers:
             raise UserError(f"the partition is for {partition.wafers} wafers, but the mesh {shape} has {shape.wafers}")
@@ -112,7 +113,6 @@ class Engine:
             raise UserError(
                 f"max-context {options.max_context} is more than the {self.spec.max_context} positions the model has"
             )
-        self.mesh = make_mesh(shape)
         self.tokenizer = checkpoint.tokenizer()
         rounds = self.placement.schedule.rounds
         micro_batches = options.micro_batches or rounds
@@ -126,13 +126,15 @@ class Engine:
             blocks=blocks,
             rows=rows,
         )
+        self._check_memory()
+        chunk = min(options.prefill_chunk, options.max_context)
         sizes = Sizes(
             micro_batches=micro_batches,
             batch=options.micro_batch,
             blocks=table,
             burst=options.burst * max(micro_batches, rounds),
             chunks=max(8, rounds),
-            chunk_tokens=tuple(sorted({min(32, options.prefill_chunk), options.prefill_chunk})),
+            chunk_tokens=tuple(sorted({min(32, chunk), chunk})),
             eos=max(1, len(self.tokenizer.eos_ids)),
         )
         operations = Operations(self.mesh.devices.flat[0].platform)
@@ -155,6 +157,17 @@ class Engine:
         self._streams: dict[Request, TextStream] = {}
         self._submitted = 0
         self.stats = Stats()
+
+    def _check_memory(self) -> None:
+        """Refuse what no device can hold: a CPU would not say so, but be killed once it writes to it."""
+        cache, held = self.cache_shape, device_memory(self.mesh)
+        wafer = self.placement.allocated_bytes + cache.blocks * cache.block_bytes
+        needed = -(-wafer // self.placement.cores)
+        if held is not None and needed > held:
+            raise UserError(
+                f"weights and KV cache take {needed / 1e9:.1f} GB of each device, which has {held / 1e9:.1f} GB: lower "
+                "the context, micro-batch or micro-batches, use a smaller format or a larger mesh"
+            )
 
     def submit(self, prompt: str | Sequence[int], sampling: Sampling = Sampling(), *, chat: bool = False) -> Request:
         """Queue a prompt, text or tokens; `chat` puts text into the model's chat template as a user's message.

@@ -1,6 +1,7 @@
 """Relabel devices as wafers × cores."""
 
 import contextlib
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class MeshShape:
 
 def parse_mesh(text: str) -> MeshShape:
     """`WxC` (wafers × cores), a TOML file, or the name of one in `meshes/`."""
-    if match := re.fullmatch(r"(-?\d+)x(-?\d+)", text.strip()):
+    if match := re.fullmatch(r"(-?[0-9]{1,9})x(-?[0-9]{1,9})", text.strip()):
         wafers, cores = map(int, match.groups())
         return _checked(wafers, cores, None, f"--mesh {text}")
     for path in (Path(text), MESHES / f"{text}.toml"):
@@ -48,8 +49,8 @@ def parse_mesh(text: str) -> MeshShape:
 def _read(path: Path) -> MeshShape:
     try:
         fields = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file: {error}") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a TOML file that can be read: {error}") from None
     mesh = fields.get("mesh")
     if not isinstance(mesh, dict):
         raise UserError(f"{path}: has no [mesh] table with wafers and cores")
@@ -75,7 +76,7 @@ def make_mesh(shape: MeshShape) -> Mesh:
     """
     if shape.devices <= MAX_VIRTUAL:
         _virtual_cpus(shape.devices)
-    devices = _devices(shape.platform)
+    devices = find_devices(shape.platform)
     if shape.devices > len(devices):
         kind = devices[0].platform
         limit = f" (at most {MAX_VIRTUAL} virtual ones)" if kind == "cpu" else ""
@@ -88,18 +89,28 @@ def make_mesh(shape: MeshShape) -> Mesh:
     return mesh
 
 
-def _devices(platform: str | None) -> list:
+def find_devices(platform: str | None = None) -> list:
     """The devices of a platform, which becomes JAX's default; of the default one for None."""
-    if platform is None:
-        return jax.devices()
     before = jax.config.jax_platforms
-    jax.config.update("jax_platforms", platform)
     try:
+        if platform is None:
+            return jax.devices()
+        jax.config.update("jax_platforms", platform)
         return jax.devices(platform)
     except RuntimeError as error:
         jax.config.update("jax_platforms", before)
         reason = str(error).splitlines()[0]
+        if platform is None:
+            raise UserError(f"JAX finds no devices here: {reason}") from None
         raise UserError(f"the mesh asks for {platform!r}, but JAX has no {platform} devices here: {reason}") from None
+
+
+def device_memory(mesh: Mesh) -> int | None:
+    """Bytes that each device of a mesh has; virtual ones share the host's. None where the platform does not say."""
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.size
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def _virtual_cpus(count: int) -> None:

@@ -18,10 +18,15 @@ from jaxwafer.quant.storage import Storage
 
 
 def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
-    """The format of each tensor under a weight policy (`quant.formats.POLICIES`), from what the file holds."""
+    """The format of each tensor under a weight policy (`quant.formats.POLICIES`), from what the file holds.
+
+    A tensor whose shape is not the declared one is refused here, before anything is compiled.
+    """
 
     def formats(name: str, weight: Weight):
-        return choose(policy, weight.role, checkpoint.stored(name.replace("{expert}", "0")))
+        name = name.replace("{expert}", "0")
+        _check_shape(checkpoint, weight, name)
+        return choose(policy, weight.role, checkpoint.stored(name))
 
     return formats
 
@@ -105,12 +110,16 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
     return QuantizedArray(parts["values"], parts.get("scale"), parts.get("minimum"), format=storage.format)
 
 
-def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
-    """A tensor of the hub, whose shape must be the declared one."""
+def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
     shape = tuple(checkpoint.shape(name))
     if shape != weight.hub_shape:
         axes = " x ".join(f"{a.hub_size} ({a.name})" for a in weight.axes[weight.per_expert :])
         raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
+
+
+def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
+    """A tensor of the hub; the shape of an expert's is checked only here."""
+    _check_shape(checkpoint, weight, name)
     return checkpoint.read(name)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxwafer.checkpoint.cards import card, card_names
 from jaxwafer.checkpoint.gguf import GGUFCheckpoint
-from jaxwafer.checkpoint.hub import HubCheckpoint, read_config
+from jaxwafer.checkpoint.hub import INDEX, SINGLE, HubCheckpoint, read_config
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
 
@@ -30,6 +30,17 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     return GGUFCheckpoint(path)
 
 
+def has_weights(model: str | Path) -> bool:
+    """Whether there is a file to read weights from, good or bad, and not only a config."""
+    path = _path(model)
+    if path is None:
+        found = card(str(model))
+        path = found.weights_path if found.ready else None
+    if path is not None and path.is_dir():
+        return any((path / name).exists() for name in (SINGLE, INDEX))
+    return path is not None and path.suffix == ".gguf"
+
+
 def open_config(model: str | Path) -> dict:
     """The fields of a model's config.json, without its weights: a card, a folder, a .json file or a .gguf file."""
     path = _path(model)
@@ -47,5 +58,5 @@ def _path(model: str | Path) -> Path | None:
     if path.exists():
         return path
     if os.sep in name or path.suffix in (".gguf", ".json"):
-        raise UserError(f"there is no {path}")
+        raise UserError(f"there is no {path}; give a folder, a .gguf file or one of: {', '.join(card_names())}")
     return None

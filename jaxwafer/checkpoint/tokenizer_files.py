@@ -36,8 +36,8 @@ def tokenizer_from_hub(folder: Path) -> Tokenizer:
     for fields, name in ((generation, "generation_config.json"), (config, "config.json")):
         ids = fields.get("eos_token_id")
         ends += ids if isinstance(ids, list) else [ids]
-        if any(type(i) is not int for i in ends if i is not None):
-            raise UserError(f"{folder / name}: 'eos_token_id' should be an integer or a list of them, not {ids!r:.60}")
+        if any(type(i) is not int or not 0 <= i < 2**31 for i in ends if i is not None):
+            raise UserError(f"{folder / name}: 'eos_token_id' should be a token id or a list of them, not {ids!r:.60}")
     add_bos = settings.get("add_bos_token")
     if add_bos is None:
         add_bos = bos is not None and inner.encode("", add_special_tokens=True).ids[:1] == [bos]
@@ -166,8 +166,8 @@ def _token_id(inner: tokenizers.Tokenizer, token: Any) -> int | None:
 def _template(value: Any, where: Path) -> str | None:
     """A chat template: text, or a list of named ones of which "default" is meant."""
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        value = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     if value is not None and not isinstance(value, str):
         raise UserError(f"{where}: the chat template should be text, not {type(value).__name__}")
     return value

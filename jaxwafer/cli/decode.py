@@ -1,22 +1,31 @@
 """`jaxwafer decode`: prompts in, text and a roofline report out."""
 
 import contextlib
-import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import jax
 import msgspec
 import tyro
-from rich.console import Console
 
 from jaxwafer.checkpoint.open import open_checkpoint
-from jaxwafer.cli.run import NOTES, ModelFlags, load
+from jaxwafer.cli.run import (
+    NOTES,
+    ModelFlags,
+    OptionalInt,
+    check_writable,
+    load,
+    make_folder,
+    print_table,
+    read_input,
+    write_json,
+)
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import parse_mesh
+from jaxwafer.model import spec_from_config
 from jaxwafer.pipeline.queue import Request, Sampling
 from jaxwafer.roofline.report import Run
 from jaxwafer.roofline.table import roofline_table
@@ -37,7 +46,7 @@ class Decode(ModelFlags):
     """do not apply the chat template of an instruct model"""
     micro_batch: int = 1
     """requests that travel together"""
-    micro_batches: int | None = None
+    micro_batches: OptionalInt = None
     """micro-batches in flight (default: one a wafer, or as many as the prompts fill)"""
     max_new_tokens: int = 128
     """most tokens to generate for each prompt"""
@@ -62,17 +71,19 @@ class Decode(ModelFlags):
 
     def run(self) -> None:
         prompts = self._prompts()
-        if self.json and not self.json.absolute().parent.is_dir():
-            raise UserError(f"--json {self.json}: there is no folder {self.json.absolute().parent}")
-        checkpoint = open_checkpoint(self.model)
-        tokenizer = checkpoint.tokenizer()
+        options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
         shape = parse_mesh(self.mesh)
-        longest = max(len(prompt_tokens(tokenizer, text, not self.raw)) + s.max_new_tokens for text, s in prompts)
-        micro_batches = self.micro_batches or min(shape.wafers, -(-len(prompts) // max(self.micro_batch, 1)))
-        engine = load(
-            self.model, self, checkpoint, micro_batch=self.micro_batch, micro_batches=micro_batches,
-            max_context=self.max_context or context_for(longest, checkpoint),
-        )  # fmt: skip
+        check_writable(self.json)
+        if self.trace:
+            make_folder("--trace", self.trace)
+        checkpoint = open_checkpoint(self.model)
+        positions = spec_from_config(checkpoint.config).max_context
+        longest = self._longest(prompts, checkpoint.tokenizer(), positions)
+        if self.max_context is None:
+            options = replace(options, max_context=context_for(longest, positions))
+        if self.micro_batches is None:
+            options = replace(options, micro_batches=min(shape.wafers, -(-len(prompts) // self.micro_batch)))
+        engine = load(checkpoint, options)
         trace = jax.profiler.trace(str(self.trace)) if self.trace else contextlib.nullcontext()
         with Run(engine, self.model) as measured, trace:
             requests = [engine.submit(text, sampling, chat=not self.raw) for text, sampling in prompts]
@@ -80,7 +91,25 @@ class Decode(ModelFlags):
         report = measured.report(requests)
         if self.json:
             write_json(self.json, report)
-        Console().print(roofline_table(report))
+        print_table(roofline_table(report))
+
+    def _longest(self, prompts: list[tuple[str, Sampling]], tokenizer, positions: int) -> int:
+        """Tokens of the longest prompt and its output. What cannot run is refused here, before weights are loaded."""
+        name = "the model's context" if self.max_context is None else "--max-context"
+        limit = positions if self.max_context is None else self.max_context
+        longest = 0
+        for number, (text, sampling) in enumerate(prompts, 1):
+            tokens = prompt_tokens(tokenizer, text, not self.raw)
+            if not text.strip() or not tokens:
+                raise UserError(f"prompt {number} is empty")
+            # The last token that is sampled is never fed back.
+            if len(tokens) + sampling.max_new_tokens - 1 > limit:
+                raise UserError(
+                    f"prompt {number} has {len(tokens)} tokens and may generate {sampling.max_new_tokens}, but {name} "
+                    f"is {limit}: shorten the prompt or lower --max-new-tokens"
+                )
+            longest = max(longest, len(tokens) + sampling.max_new_tokens)
+        return longest
 
     def _prompts(self) -> list[tuple[str, Sampling]]:
         """Prompts of the command line and the file with their sampling."""
@@ -112,12 +141,8 @@ class PromptLine(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:
     """(prompt, its own sampling fields) for each line of a JSON-lines file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read --prompts-file {path}: {error}") from None
     prompts = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_input("--prompts-file", path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -129,10 +154,9 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
     return prompts
 
 
-def context_for(tokens: int, checkpoint) -> int:
+def context_for(tokens: int, positions: int) -> int:
     """A context that holds `tokens`: a power of two, so that prompts of other lengths use the same programs."""
-    most = checkpoint.config.get("max_position_embeddings", tokens)
-    return max(min(max(256, 1 << (tokens - 1).bit_length()), most), 1)
+    return min(max(256, 1 << (tokens - 1).bit_length()), positions)
 
 
 def _stream(engine: Engine, requests: list[Request]) -> None:
@@ -150,14 +174,3 @@ def _stream(engine: Engine, requests: list[Request]) -> None:
             elif sys.stderr.isatty():
                 total = sum(len(r.tokens) for r in requests)
                 NOTES.print(f"{total} tokens", end="\r")
-
-
-def write_json(path: Path, report: dict) -> None:
-    """Write the report beside its place and move it there whole."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(json.dumps(report, indent=1) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path}: {error.strerror}") from None

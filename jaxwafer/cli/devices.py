@@ -4,9 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 import jax
-from rich.console import Console
 from rich.table import Table
 
+from jaxwafer.cli.run import print_table
+from jaxwafer.mesh import find_devices
 from jaxwafer.ops.backends import implementations
 from jaxwafer.roofline.table import amount
 
@@ -16,7 +17,7 @@ class Devices:
     """Print the devices of each platform and the backend that each operation takes there."""
 
     def run(self) -> None:
-        devices = jax.devices()
+        devices = find_devices()
         platform = devices[0].platform
         table = Table(title=f"jax {jax.__version__} on {platform}", title_justify="left")
         table.add_column("devices")
@@ -30,4 +31,4 @@ class Devices:
         table.add_section()
         for operation, chosen in implementations(platform).items():
             table.add_row(operation, chosen["backend"], chosen["reason"])
-        Console().print(table)
+        print_table(table)

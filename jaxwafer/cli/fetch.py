@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import tyro
-from rich.progress import Progress
 
 from jaxwafer.checkpoint.fetch import fetch
-from jaxwafer.cli.run import NOTES
+from jaxwafer.cli.run import progress_bar
 
 
 @dataclass
@@ -17,7 +16,7 @@ class Fetch:
     """a name from checkpoints/"""
 
     def run(self) -> None:
-        with Progress(console=NOTES, transient=True) as bar:
+        with progress_bar() as bar:
             task = bar.add_task("fetch", total=None)
             path = fetch(self.model, progress=lambda done, total: bar.update(task, completed=done, total=total))
         print(path)

@@ -4,13 +4,12 @@ from collections import Counter
 from dataclasses import dataclass, fields
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from jaxwafer.cache.kv import KV_FORMATS, CacheShape, KVFormat
 from jaxwafer.checkpoint.load import formats_for
-from jaxwafer.checkpoint.open import open_checkpoint, open_config
-from jaxwafer.errors import UserError
+from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config
+from jaxwafer.cli.run import print_table
 from jaxwafer.model import spec_from_config
 from jaxwafer.model.rope import Rope
 from jaxwafer.partition.placement import Formats, place
@@ -61,14 +60,13 @@ class Inspect:
             table.add_row(
                 f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes"
             )
-        Console().print(table)
+        print_table(table)
 
     def _formats(self, native: str) -> tuple[Formats, str]:
         """Formats from the checkpoint where there is one, otherwise from the config's dtype."""
-        try:
+        if has_weights(self.model):
             return formats_for(open_checkpoint(self.model), self.weights), "as in the checkpoint"
-        except UserError:
-            return lambda name, weight: choose(self.weights, weight.role, FORMATS[native]), "by the config alone"
+        return lambda name, weight: choose(self.weights, weight.role, FORMATS[native]), "by the config alone"
 
 
 def describe(kind) -> str:

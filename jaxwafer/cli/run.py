@@ -1,18 +1,29 @@
 """What the commands that run a model share."""
 
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import jax
+import tyro
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from jaxwafer.cache_dir import cache_folder
-from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.engine import Engine, Options
 from jaxwafer.errors import UserError
 
-NOTES = Console(stderr=True)
+# Names and texts are printed as they are: "[" and ":" mean nothing in them.
+PLAIN = {"markup": False, "emoji": False, "highlight": False}
+NOTES = Console(stderr=True, **PLAIN)
+
+
+# Without this the help and every message offer the word None as a value.
+OptionalInt = Annotated[int | None, tyro.conf.arg(constructor=int, metavar="INT")]
 
 
 @dataclass(kw_only=True)
@@ -27,23 +38,26 @@ class ModelFlags:
     """fp8, bf16 or f32"""
     dtype: str = "bf16"
     """type of activations: bf16 or f32"""
-    max_context: int | None = None
+    max_context: OptionalInt = None
     """most tokens of a request, prompt and output (default: what the prompts need)"""
     prefill_chunk: int = 256
     """most prompt tokens a tick"""
 
+    def options(self, **sizes) -> Options:
+        """What these flags ask of an engine, checked. sizes: further fields of `Options`."""
+        context = {} if self.max_context is None else {"max_context": self.max_context}
+        return Options(
+            mesh=self.mesh, weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype,
+            prefill_chunk=self.prefill_chunk, **(context | sizes),
+        )  # fmt: skip
 
-def load(model: str, flags: ModelFlags, checkpoint: Checkpoint | None = None, **sizes) -> Engine:
-    """An engine, with a progress bar while weights load. sizes: further `Options`."""
+
+def load(checkpoint: Checkpoint, options: Options) -> Engine:
+    """An engine, with a progress bar while weights load."""
     use_compilation_cache()
-    checkpoint = checkpoint or open_checkpoint(model)
-    options = Options(
-        mesh=flags.mesh, weights=flags.weights, kv_cache=flags.kv_cache, dtype=flags.dtype,
-        prefill_chunk=flags.prefill_chunk, **sizes,
-    )  # fmt: skip
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
     try:
-        with Progress(*columns, console=NOTES, transient=True) as bar:
+        with progress_bar(*columns) as bar:
             task = bar.add_task("compile", total=None)
             return Engine(
                 checkpoint, options,
@@ -51,6 +65,62 @@ def load(model: str, flags: ModelFlags, checkpoint: Checkpoint | None = None, **
             )  # fmt: skip
     except jax.errors.JaxRuntimeError as error:
         raise _memory(error) from error
+
+
+def progress_bar(*columns) -> Progress:
+    """A bar on stderr that leaves nothing behind; nothing at all where stderr is no terminal."""
+    return Progress(*columns, console=NOTES, transient=True, disable=not NOTES.is_terminal)
+
+
+def print_table(table: Table) -> None:
+    Console(**PLAIN).print(table)
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse a file that could not be written later, before any work goes into what it should hold."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"--json {path}: there is no folder {folder}")
+    if path.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"--json {path} cannot be written: give a file in a folder that is yours")
+
+
+def make_folder(flag: str, path: Path) -> None:
+    """The folder that a flag names, made where it is missing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {flag} {path}: {error.strerror}") from None
+
+
+def write_json(path: Path, report: dict) -> None:
+    """Write the report beside its place and move it there whole; a pipe or a device is written to as it is."""
+    text = json.dumps(report, indent=1) + "\n"
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
+        path = path.resolve()
+        partial = path.with_name(path.name + ".partial")
+        try:
+            partial.write_text(text)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read_input(flag: str, path: Path) -> str:
+    """The text of a file that a flag names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {flag} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{flag} {path} is not UTF-8 text") from None
 
 
 def _memory(error: Exception) -> Exception:

@@ -14,6 +14,9 @@ IGNORED = frozenset(
     """.split()
 )
 
+# More than any model has of anything: what is larger is damage, and would take all memory to plan.
+MAX_SIZE = 1 << 24
+
 
 class Config:
     """A config whose fields must all be understood. `take` a field, `require` a value; `finish` rejects leftovers."""
@@ -30,15 +33,17 @@ class Config:
             if default is ...:
                 raise UserError(f"config.json lacks {name!r}")
             return default
-        numeric = kind is float and isinstance(value, int) and not isinstance(value, bool)
+        numeric = kind is float and type(value) is int and abs(value) < 2**53
         if not numeric and type(value) is not kind:
-            raise UserError(f"config.json: {name!r} should be {kind.__name__}, not {value!r}")
+            raise UserError(f"config.json: {name!r} should be {kind.__name__}, not {value!r:.60}")
         return kind(value)
 
-    def positive(self, name: str, default: Any = ...) -> int:
-        value = self.take(name, int, default)
-        if value <= 0:
+    def positive(self, name: str, default: Any = ..., *, kind: type = int, most: float = MAX_SIZE) -> Any:
+        value = self.take(name, kind, default)
+        if not value > 0:
             raise UserError(f"config.json: {name!r} must be positive, not {value}")
+        if value > most:
+            raise UserError(f"config.json: {name!r} = {value} is more than any model has (at most {most})")
         return value
 
     def require(self, name: str, *allowed: Any) -> None:

@@ -2,10 +2,12 @@
 
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA
-from jaxwafer.model.config import Config
+from jaxwafer.model.config import MAX_SIZE, Config
 from jaxwafer.model.mlp import DenseMLP
 from jaxwafer.model.rope import rope_from_config
 from jaxwafer.model.spec import Layer, ModelSpec
+
+MAX_LAYERS = 10_000
 
 
 def spec(fields: dict) -> ModelSpec:
@@ -16,7 +18,9 @@ def spec(fields: dict) -> ModelSpec:
     if heads % kv_heads:
         raise UserError(f"config.json: {heads} attention heads do not divide into {kv_heads} key/value heads")
     head_dim = config.positive("head_dim", hidden // heads)
-    eps = config.take("rms_norm_eps", float)
+    if heads * head_dim > MAX_SIZE:
+        raise UserError(f"config.json: {heads} attention heads of {head_dim} are more than any model has")
+    eps = config.positive("rms_norm_eps", kind=float, most=1.0)
     config.require("hidden_act", "silu")
     config.require("attention_bias", False)
     config.require("mlp_bias", False)
@@ -34,7 +38,7 @@ def spec(fields: dict) -> ModelSpec:
         family="llama",
         hidden=hidden,
         vocab=config.positive("vocab_size"),
-        layers=(Layer(mixer=mixer, mlp=mlp),) * config.positive("num_hidden_layers"),
+        layers=(Layer(mixer=mixer, mlp=mlp),) * config.positive("num_hidden_layers", most=MAX_LAYERS),
         eps=eps,
         tied=config.take("tie_word_embeddings", bool, False),
         max_context=config.positive("max_position_embeddings"),

@@ -127,7 +127,8 @@ def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int
         found = []
         for (kind, _), layers in members.items():
             weights = {w.name: stored(w, layers[0]) for w in kind.weights()}
-            on = tuple(tuple(i for i in wafer if i in set(layers)) for wafer in partition.layers)
+            own = set(layers)
+            on = tuple(tuple(i for i in wafer if i in own) for wafer in partition.layers)
             found.append(Stack(kind=kind, weights=weights, layers=on))
         return tuple(found)
 

@@ -16,7 +16,7 @@ from jaxwafer.partition.placement import Placement, Stack
 from jaxwafer.quant.storage import Storage
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Counts:
     """What wafers tallied in a run, [wafers, phases]: ticks with live rows, rows (tokens) worked on, KV rows in live
     blocks of those; and [wafers, MLP stacks]: experts whose weights were read, over all cores."""
@@ -85,8 +85,9 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
     kv = state = 0.0
     for stack in place.mixers:
         layers = layer_counts(place, stack)
-        rows = np.minimum(counts.context, getattr(stack.kind, "window", None) or np.inf) + 1
-        touched = float(np.sum(layers * counts.tokens * rows))
+        window = getattr(stack.kind, "window", None)
+        read = np.minimum(counts.kv_rows, counts.tokens * window) if window else counts.kv_rows
+        touched = float(np.sum(layers * (read + counts.tokens)))
         stored, real = cache.token_bytes(stack), real_token_bytes(cache, stack)
         kv += touched * stored
         padding += touched * (stored - real)

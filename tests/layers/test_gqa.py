@@ -36,8 +36,12 @@ def core(plain: dict, kv_heads: slice) -> dict:
 def run(shard: dict, layer: jax.Array, x: jax.Array) -> jax.Array:
     """A whole prompt of T tokens through one core's heads, with an empty cache."""
     ops, heads = Operations("cpu"), shard["k"].values.shape[1] // DIM
-    zero, table = jnp.zeros(1, jnp.int32), jnp.asarray([[2, 0]], jnp.int32)
-    step = Step(start=zero, count=zero + T, table=table, slot=zero)
+    step = Step(
+        start=jnp.zeros(1, jnp.int32),
+        count=jnp.full(1, T, jnp.int32),
+        table=jnp.asarray([[2, 0]], jnp.int32),
+        slot=jnp.zeros(1, jnp.int32),
+    )
     carry, rows = gqa.project(KIND, shard, layer, x, step, {}, ops)
     block, offset = step.rows(T, 4)
     empty = Pages(values=jnp.full((2, 3, 4, heads, DIM), jnp.nan, jnp.float32), exponent=None)

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxwafer.ops.pages import Pages, append, power_of_two, read, to_fp8
+from jaxwafer.ops import pages as ops
+from jaxwafer.ops.pages import Pages, power_of_two
 
 LAYERS, BLOCKS, BLOCK, HEADS, DIM = 2, 5, 4, 3, 8
+append, to_fp8, read = jax.jit(ops.append), jax.jit(ops.to_fp8), jax.jit(ops.read, static_argnums=3)
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
 
 
@@ -66,7 +68,7 @@ def test_read_gives_a_requests_blocks_in_the_order_of_its_table(form):
 def test_a_donated_cache_is_updated_in_place():
     cache = jax.tree.map(lambda a: a + jnp.zeros((), a.dtype), pages("f32"))
     layer, block, offset = whole(0, [[1]], [[2]])
-    compiled = jax.jit(append, donate_argnums=0).lower(cache, layer, block, offset, rows(1, 1)).compile()
+    compiled = jax.jit(ops.append, donate_argnums=0).lower(cache, layer, block, offset, rows(1, 1)).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == cache.values.nbytes
     assert memory.temp_size_in_bytes < cache.values.nbytes

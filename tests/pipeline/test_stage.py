@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxwafer.layers.residual import add
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import SlotTable
 from jaxwafer.pipeline.stage import Segment, Stage, choices, segments, total
@@ -59,14 +60,15 @@ def switch(stacks, here: int, *, gated: bool = False, count=(1, 0)):
     step = Step(start=zero, count=jnp.asarray(count, jnp.int32), table=zero[:, None], slot=zero)
 
     def run(here, x):
-        return stage(gated)._switch(stacks, here, step, branches, dict.fromkeys(branches, (x,)))
+        return stage(gated)._switch(stacks, here, step, branches, {s: (x,) for s in branches})
 
     got = jax.jit(run)(jnp.int32(here), jnp.ones(2))
     return {s: np.asarray(r["y"]).tolist() for s, r in got.items()}
 
 
 def test_one_kind_everywhere_does_not_branch():
-    assert stage(False)._switch((2,), None, None, {2: lambda x: x + 1}, {2: (1,)}) == {2: 2}
+    step = Step(start=jnp.zeros(1), count=jnp.zeros(1), table=jnp.zeros((1, 1)), slot=jnp.zeros(1))
+    assert stage(False)._switch((2,), None, step, {2: lambda x: x + 1}, {2: (1,)}) == {2: 2}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +94,9 @@ def test_a_gated_stage_skips_a_micro_batch_of_pad_rows_alone(stacks, here):
     assert not any(any(r) for r in switch(stacks, here, gated=True, count=(0, 0)).values())
 
 
-def test_partial_sums_of_all_stacks_add_up_in_float32_and_none_are_zero():
+def test_partial_sums_of_all_stacks_add_to_the_residual_in_its_own_dtype():
     x = jnp.ones((1, 2), jnp.bfloat16)
-    got = total([jnp.full((1, 2), 0.5), jnp.full((1, 2), 1.0)], x)
-    assert got.dtype == jnp.float32 and got.tolist() == [[1.5, 1.5]]
-    assert total([], x).tolist() == [[0.0, 0.0]]
+    parts = {0: jnp.full((1, 2), 0.5), 1: jnp.full((1, 2), 1.0)}
+    got = add(x, total(parts.values(), x))
+    assert got.dtype == jnp.bfloat16 and np.asarray(got).astype(float).tolist() == [[2.5, 2.5]]
+    assert np.asarray(total([], x)).tolist() == [[0.0, 0.0]]

@@ -124,7 +124,7 @@ def test_rates_are_counts_over_seconds_of_device_calls(report, machine):
 
 def test_the_roofline_is_counted_bytes_over_the_better_ceiling(report, machine):
     roof, stats = report["roofline"], machine.stats
-    counts = Counts(**{n: getattr(stats, n) for n in ("busy_ticks", "tokens", "kv_rows", "experts")})
+    counts = Counts(stats.busy_ticks, stats.tokens, stats.kv_rows, stats.experts)
     traffic = decode_traffic(machine.cache_shape, 4, counts)
     parts = roof["bytes_per_token"]
     assert parts["total"] == pytest.approx(sum(v for n, v in parts.items() if n != "total"))
