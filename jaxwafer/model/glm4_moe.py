@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: `Glm4MoeForCausalLM`. The layer for multi-token prediction that follows the last is not read."""
+"""GLM-4.5, 4.6 and 4.7: `Glm4MoeForCausalLM`. The layer for multi-token prediction after the last is not read."""
 
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA

@@ -1,5 +1,6 @@
 """Llama 2 and 3, SmolLM2 and other `LlamaForCausalLM` checkpoints."""
 
+from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA
 from jaxwafer.model.config import MAX_SIZE, Config
 from jaxwafer.model.mlp import DenseMLP

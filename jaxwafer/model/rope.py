@@ -48,7 +48,7 @@ class Llama3Scaling:
 def rope_from_config(config: dict, *, dims: int, partial: float | None = None) -> Rope:
     """The `Rope` of a Hugging Face config (`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`).
 
-    dims: of a head. partial: in families with a `partial_rotary_factor`, its default; None where there is no such field.
+    dims: of a head. partial: in families with a `partial_rotary_factor`, its default; None where there is none.
     """
     field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     parameters = config.get(field) or {}
