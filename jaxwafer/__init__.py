@@ -5,9 +5,24 @@
 ...     print(event.text, end="", flush=True)  # doctest: +SKIP
 """
 
-from jaxwafer.engine import Engine, Event, Options, load
+import importlib
+import typing
+
 from jaxwafer.errors import UserError
-from jaxwafer.pipeline.queue import Request, Sampling
+
+if typing.TYPE_CHECKING:
+    from jaxwafer.engine import Engine, Event, Options, load
+    from jaxwafer.pipeline.queue import Request, Sampling
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "Event", "Options", "Request", "Sampling", "UserError", "load"]
+
+# Imported when first asked for: JAX takes seconds, in which the command line must hear Ctrl-C.
+_HOMES = dict.fromkeys(("Engine", "Event", "Options", "load"), "jaxwafer.engine")
+_HOMES |= dict.fromkeys(("Request", "Sampling"), "jaxwafer.pipeline.queue")
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

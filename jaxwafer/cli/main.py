@@ -7,7 +7,9 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
+import threading
 import typing
 import warnings
 from typing import Annotated
@@ -24,13 +26,22 @@ PLAINER = {
 }
 
 
+def run() -> None:
+    """`main` as a process of its own."""
+    status = main()
+    if status == 130:
+        # A device may still be at work, which the interpreter would pull from under it as it ends.
+        os._exit(status)
+    sys.exit(status)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command. Bad input is one line on stderr and status 2; Ctrl-C is status 130."""
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # What a terminal's encoding cannot show is no reason to stop.
             sys.stdout.reconfigure(errors="replace")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _hooked():
             warnings.showwarning = _note
             parse(sys.argv[1:] if argv is None else argv).run()
         if sys.stdout is not None:
@@ -50,8 +61,23 @@ def main(argv: list[str] | None = None) -> int:
         return _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}", 2)
 
 
-def commands() -> dict[str, type]:
-    """The dataclass of each command. Imported here, since it takes seconds in which Ctrl-C must be heard."""
+def load_commands() -> dict[str, type]:
+    """The dataclass of each command. Importing them takes seconds, in which Ctrl-C must be heard.
+
+    It ends the process at once: compiled modules make other errors of a KeyboardInterrupt that reaches them half-way.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_say("interrupted", 130)))
+    try:
+        return _import_commands()
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def _import_commands() -> dict[str, type]:
     from jaxwafer.cli.decode import Decode
     from jaxwafer.cli.devices import Devices
     from jaxwafer.cli.fetch import Fetch
@@ -63,7 +89,7 @@ def commands() -> dict[str, type]:
 
 def parse(argv: list[str]):
     """The command's dataclass; a bad command line is a UserError of one line."""
-    table = commands()
+    table = load_commands()
     check_names(argv, table)
     import tyro
 
@@ -123,10 +149,28 @@ def _note(message: object, *_) -> None:
     _say(message, 0)
 
 
+@contextlib.contextmanager
+def _hooked():
+    """With `_unraisable` in place."""
+    before, sys.unraisablehook = sys.unraisablehook, _unraisable
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _unraisable(error) -> None:
+    """Send Ctrl-C once more where a callback, such as JAX's at garbage collection, was interrupted and lost it."""
+    if error.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(error)
+
+
 def _say(message: object, status: int) -> int:
     print(f"jaxwafer: {' '.join(str(message).split())}", file=sys.stderr)
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()
