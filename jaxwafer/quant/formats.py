@@ -62,6 +62,8 @@ class Format:
 
 def int4(group: int, scale: str, *, zero: bool = False) -> Format:
     """4-bit integers with a scale for `group` inputs, and a zero point beside it or an offset of 8."""
+    if (group, scale, zero) == (32, "float16", False):
+        return FORMATS["int4"]
     name = f"int4-g{group}-{SHORT[scale]}{'-zero' if zero else ''}"
     return Format(name=name, dtype="uint4", group=group, scale=scale, offset=0 if zero else 8, zero=zero)
 

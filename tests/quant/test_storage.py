@@ -147,7 +147,7 @@ def test_what_is_not_refused_has_whole_groups_on_every_core(kv_heads, group, dim
 
 
 def test_a_cut_through_a_block_of_128_inputs_is_refused_and_through_one_of_outputs_held():
-    """18432 columns over 32 cores are 576 a core: the rows of `up` may be cut anywhere, the inputs of `down` may not."""
+    """18432 columns over 32 cores are 576 a core: rows of `up` may be cut anywhere, inputs of `down` not."""
     columns = Axis(name="mlp", size=18432, unit=32)
     up = Weight(name="up", hub="mlp.up_proj.weight", axes=(columns, HIDDEN), role="mlp")
     got = store(up, FORMATS["fp8-g128"], wafers=1, cores=32)
