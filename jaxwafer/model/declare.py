@@ -61,7 +61,7 @@ class Axis:
         >>> Axis(name="mlp", size=3).placed(2).tolist()
         [0, 1, 2, -1]
         """
-        step = shards * self.unit if self.mesh_axes else 1
+        step = shards * self.unit if shards > 1 else 1
         padded = -(-self.size // step) * step
         index = np.arange(padded)
         index[self.size :] = -1
