@@ -1,11 +1,16 @@
 """What a model is: config.json → ModelSpec. One file per family."""
 
 from jaxwafer.errors import UserError
-from jaxwafer.model import llama
+from jaxwafer.model import glm4_moe, llama, qwen3
 from jaxwafer.model.spec import ModelSpec
 
 # architecture in config.json → the family's reader
-FAMILIES = {"LlamaForCausalLM": llama.spec}
+FAMILIES = {
+    "Glm4MoeForCausalLM": glm4_moe.spec,
+    "LlamaForCausalLM": llama.spec,
+    "Qwen3ForCausalLM": qwen3.spec,
+    "Qwen3MoeForCausalLM": qwen3.moe_spec,
+}
 
 
 def spec_from_config(fields: dict) -> ModelSpec:

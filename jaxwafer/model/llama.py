@@ -13,10 +13,7 @@ MAX_LAYERS = 10_000
 def spec(fields: dict) -> ModelSpec:
     config = Config(fields)
     hidden = config.positive("hidden_size")
-    heads = config.positive("num_attention_heads")
-    kv_heads = config.positive("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise UserError(f"config.json: {heads} attention heads do not divide into {kv_heads} key/value heads")
+    heads, kv_heads = config.heads()
     head_dim = config.positive("head_dim", hidden // heads)
     if heads * head_dim > MAX_SIZE:
         raise UserError(f"config.json: {heads} attention heads of {head_dim} are more than any model has")

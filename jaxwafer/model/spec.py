@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxwafer.model.declare import Axis, Weight
-from jaxwafer.model.kinds import MLP, Mixer
+from jaxwafer.model.kinds import MLP, Mixer, MoE
 from jaxwafer.model.residual import BlockResidual
 
 
@@ -58,6 +58,19 @@ class ModelSpec:
     def parameters(self) -> int:
         """Elements of all weights as the checkpoint holds them."""
         layers = sum(w.size for layer in self.layers for part in (layer.mixer, layer.mlp) for w in part.weights())
-        if self.residual:
-            layers += len(self.layers) * sum(w.size for w in self.residual.weights())
-        return layers + sum(w.size for w in self.globals())
+        return layers + self._residual_parameters + sum(w.size for w in self.globals())
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements of the weights that one token needs: all but the experts that are not chosen."""
+
+        def active(kind: Mixer | MLP) -> int:
+            chosen = kind.router.chosen if isinstance(kind, MoE) else 0
+            return sum(w.size // w.shape[0] * chosen if w.of_experts else w.size for w in kind.weights())
+
+        layers = sum(active(part) for layer in self.layers for part in (layer.mixer, layer.mlp))
+        return layers + self._residual_parameters + sum(w.size for w in self.globals())
+
+    @property
+    def _residual_parameters(self) -> int:
+        return len(self.layers) * sum(w.size for w in self.residual.weights()) if self.residual else 0

@@ -43,9 +43,7 @@ class Schedule:
 
     def at(self, wafer: int, phase: int) -> int | None:
         """The visit of a wafer in a phase, or None."""
-        return next(
-            (v for v, t in enumerate(self.times) if t % self.period == phase and self.visits[v].wafer == wafer), None
-        )
+        return next((v for v in self._during(phase) if self.visits[v].wafer == wafer), None)
 
     def lags(self, phase: int) -> np.ndarray:
         """Rounds since the micro-batch of each wafer's visit in `phase` entered, int32 [wafers]; 0 without a visit."""
@@ -57,14 +55,17 @@ class Schedule:
         return [(self.visits[v].wafer, self.visits[v + 1].wafer) for v in self._leaving(phase)]
 
     def inbox(self, phase: int) -> np.ndarray:
-        """The phase in which each wafer runs what arrives at the end of `phase`, int32 [wafers]; `period`: nothing does."""
+        """The phase in which each wafer runs what arrives at the end of `phase`, int32 [wafers]; `period`: none."""
         box = np.full(self.wafers, self.period, np.int32)
         for v in self._leaving(phase):
             box[self.visits[v + 1].wafer] = self.times[v + 1] % self.period
         return box
 
+    def _during(self, phase: int) -> list[int]:
+        return [v for v, t in enumerate(self.times) if t % self.period == phase]
+
     def _leaving(self, phase: int) -> list[int]:
-        return [v for v, t in enumerate(self.times[:-1]) if t % self.period == phase]
+        return [v for v in self._during(phase) if v + 1 < len(self.visits)]
 
 
 def schedule(partition: Partition) -> Schedule:

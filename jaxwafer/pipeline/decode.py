@@ -3,7 +3,8 @@
 M micro-batches of B requests circulate with a period of max(M, rounds) rounds, where `rounds` is what a micro-batch
 takes from entering to leaving (`partition.schedule`). In round r the wafer whose visit lags by L rounds works on
 micro-batch (r − L) mod the period, on none where that is ≥ M. In the plain ring a round is one tick and wafer w lags by
-w. A token is sampled as its micro-batch leaves, in time to enter again in the next round, so with M ≥ rounds no wafer waits.
+w. A token is sampled as its micro-batch leaves, in time to enter again in the next round, so with M ≥ rounds no wafer
+waits.
 """
 
 import flax.struct
@@ -118,11 +119,9 @@ def decode(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, reque
         return requests, out.at[done].set(jnp.where(left, token, -1))
 
     def tick(phase, now, done, cache, requests, flight, out, tally):
-        stream, start, count = jax.tree.map(lambda leaf: leaf[phase], (flight.stream, flight.start, flight.count))
-        if phase == 0:
-            entered = enter(now, requests)
-            first = wafer == schedule.entry
-            stream, start, count = jax.tree.map(lambda a, b: jnp.where(first, a, b), entered, (stream, start, count))
+        boxes = flight.stream, flight.start, flight.count
+        held = pipeline.opened(boxes, phase)
+        stream, start, count = pipeline.entered(enter(now, requests), held) if phase == 0 else held
         micro_batch = here(now, phase)
         slot = jnp.minimum(micro_batch, micro_batches - 1) * batch + jnp.arange(batch, dtype=jnp.int32)
         step = Step(start=start, count=count, table=row(slots.table, micro_batch), slot=slot)
@@ -136,7 +135,6 @@ def decode(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, reque
         )
         if phase == leaving_phase:
             requests, out = leave(now, requests, stream, count, out, done)
-        boxes = (flight.stream, flight.start, flight.count)
         flight = Flight(*pipeline.hop(phase, tables, boxes, (stream, start, count)))
         return cache, requests, flight, out, tally
 

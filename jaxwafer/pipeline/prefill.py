@@ -39,7 +39,6 @@ def prefill(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, chun
     schedule = pipeline.schedule
     weights, tables, cache = layers_local(weights), local(tables), local(cache)
     limit, length = chunks.tokens.shape
-    wafer = pipeline.wafer()
     _, leaving_phase, leaving_lag = schedule.exit
 
     def row(array, index):
@@ -65,10 +64,9 @@ def prefill(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, chun
     def one_round(now, carry):
         cache, boxes, result = carry
         for phase in range(schedule.period):
-            stream = jax.tree.map(lambda leaf: leaf[phase], boxes)
+            stream = pipeline.opened(boxes, phase)
             if phase == 0:
-                first, entered = wafer == schedule.entry, pipeline.embed(weights, row(chunks.tokens, now))
-                stream = jax.tree.map(lambda a, b: jnp.where(first, a, b), entered, stream)
+                stream = pipeline.entered(pipeline.embed(weights, row(chunks.tokens, now)), stream)
             here = now - tables[phase]["lag"]
             real = (here >= 0) & (here < number)
             step = Step(

@@ -103,8 +103,8 @@ class Queue:
         if request.capacity > self.context:
             raise UserError(
                 f"prompt {request.number + 1} has {len(request.prompt)} tokens and may generate "
-                f"{request.sampling.max_new_tokens}, but the context holds {self.context}: shorten it, lower --max-new-tokens "
-                "or raise --max-context"
+                f"{request.sampling.max_new_tokens}, but the context holds {self.context}: shorten it, lower "
+                "--max-new-tokens or raise --max-context"
             )
 
     def submit(self, request: Request) -> None:

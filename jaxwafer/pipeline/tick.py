@@ -64,6 +64,16 @@ class Pipeline:
         part = vocab.embed(table, self._offset(table), tokens, self.placement.spec.hidden, self.dtype)
         return self.residual.begin(psum(part, *AXES))
 
+    def entered(self, tree, held):
+        """On the wafer of the first visit the tree that enters, elsewhere what the wafer held."""
+        first = self.wafer() == self.schedule.entry
+        return jax.tree.map(lambda new, old: jnp.where(first, new, old), tree, held)
+
+    @staticmethod
+    def opened(boxes, phase: int):
+        """What arrived for a phase."""
+        return jax.tree.map(lambda leaf: leaf[phase], boxes)
+
     def blank(self, batch: int, tokens: int):
         """A stream of zeros."""
         return self.residual.begin(jnp.zeros((batch, tokens, self.placement.spec.hidden), self.dtype))

@@ -16,7 +16,7 @@ from jaxwafer.partition.placement import Placement, Stack
 from jaxwafer.quant.storage import Storage
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Counts:
     """What wafers tallied in a run, [wafers, phases]: ticks with live rows, rows (tokens) worked on, KV rows in live
     blocks of those; and [wafers, MLP stacks]: experts whose weights were read, over all cores."""
@@ -70,7 +70,7 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
             add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
     for number, stack in enumerate(place.mlps):
         for storage in stack.weights.values():
-            if storage.weight.axes[0].name == "experts":
+            if storage.weight.of_experts:
                 add(storage, float(np.sum(counts.experts[:, number])) / len(storage.index[0]))
             else:
                 add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
@@ -85,8 +85,9 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
     kv = state = 0.0
     for stack in place.mixers:
         layers = layer_counts(place, stack)
-        rows = np.minimum(counts.context, getattr(stack.kind, "window", None) or np.inf) + 1
-        touched = float(np.sum(layers * counts.tokens * rows))
+        window = getattr(stack.kind, "window", None)
+        read = np.minimum(counts.kv_rows, counts.tokens * window) if window else counts.kv_rows
+        touched = float(np.sum(layers * (read + counts.tokens)))
         stored, real = cache.token_bytes(stack), real_token_bytes(cache, stack)
         kv += touched * stored
         padding += touched * (stored - real)
@@ -129,7 +130,7 @@ def active_size(kind: Mixer | MLP) -> float:
     """Matrix elements that one token goes through; of experts, the chosen."""
     router = getattr(kind, "router", None)
     share = router.chosen / kind.experts if router else 1.0
-    return sum(w.size * (share if w.axes[0].name == "experts" else 1.0) for w in kind.weights() if w.matrix)
+    return sum(w.size * (share if w.of_experts else 1.0) for w in kind.weights() if w.matrix)
 
 
 def imbalance(cache: CacheShape, counts: Counts) -> float:

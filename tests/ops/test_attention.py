@@ -15,7 +15,7 @@ from jaxwafer.ops.step import Step
 
 HEADS, GROUP, DIM, LAYER, SCALE = 2, 3, 8, 1, 0.3
 BLOCK, COLUMNS = 32, 2 * CHUNK // 32 + 1  # a table of two chunks and a block
-run = jax.jit(paged_attention, static_argnames=("scale", "backend"))
+run = jax.jit(paged_attention, static_argnames=("scale", "window", "backend"))
 attend = partial(run, layer=jnp.int32(LAYER), scale=SCALE, backend="reference")
 
 
@@ -42,27 +42,28 @@ def case(lengths, counts, tokens: int = 1, block: int = BLOCK, columns: int = CO
         rows.append(mine)
         caches.append(Pages(values=jnp.asarray(values), exponent=None if exponent is None else jnp.asarray(exponent)))
     start = np.maximum(np.array(lengths) - np.array(counts), 0)
-    step = Step(*(jnp.asarray(a, jnp.int32) for a in (start, counts, table, range(len(start)))))
+    step = Step(*(jnp.asarray(a, jnp.int32) for a in (start, counts, table, np.arange(batch))))
     q = jnp.asarray(rng.standard_normal((batch, tokens, HEADS, GROUP, DIM)), jnp.float32)
     return (q, *caches), step, rows
 
 
-def expected(q, rows, lengths, counts) -> np.ndarray:
+def expected(q, rows, lengths, counts, *, window=None, sinks=None) -> np.ndarray:
     q, (k, v) = np.asarray(q, np.float64), rows
     out = np.zeros(q.shape)
     for b, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         for t in range(count):
-            seen = length - count + t + 1
-            score = SCALE * np.einsum("hgd,shd->hgs", q[b, t], k[b][:seen])
-            weight = np.exp(score - score.max(-1, keepdims=True))
-            out[b, t] = np.einsum("hgs,shd->hgd", weight / weight.sum(-1, keepdims=True), v[b][:seen])
+            end = length - count + t + 1
+            seen = slice(max(0, end - (window or end)), end)
+            weight = np.exp(SCALE * np.einsum("hgd,shd->hgs", q[b, t], k[b][seen]))
+            total = weight.sum(-1) + (0 if sinks is None else np.exp(np.asarray(sinks, np.float64)))
+            out[b, t] = np.einsum("hgs,shd->hgd", weight / total[..., None], v[b][seen])
     return out
 
 
-def check(lengths, counts=(1, 1, 1, 1), tokens: int = 1, **shape):
+def check(lengths, counts=(1, 1, 1, 1), tokens: int = 1, *, window=None, sinks=None, **shape):
     arrays, step, rows = case(lengths, counts, tokens, **shape)
-    got = np.asarray(attend(*arrays, step=step))
-    want = expected(arrays[0], rows, lengths, counts)
+    got = np.asarray(attend(*arrays, step=step, window=window, sinks=sinks))
+    want = expected(arrays[0], rows, lengths, counts, window=window, sinks=sinks)
     for b, count in enumerate(counts):
         np.testing.assert_allclose(got[b, :count], want[b, :count], atol=3e-6, err_msg=f"request {b}")
     assert got.dtype == np.float32 and got.shape == arrays[0].shape
@@ -114,7 +115,12 @@ def test_a_batch_without_any_live_row_is_zero():
 def test_scores_of_any_size_stay_finite():
     (q, k, v), step, rows = case([20, 9, 300, 1], [1] * 4)
     got = np.asarray(attend(q * 1e4, k, v, step=step))
-    np.testing.assert_allclose(got, expected(q * 1e4, rows, [20, 9, 300, 1], [1] * 4), atol=2e-5)
+    # So far apart that the softmax is the largest score's value.
+    q = np.asarray(q, np.float64)
+    for b, (keys, values) in enumerate(zip(*rows, strict=True)):
+        best = np.einsum("hgd,shd->hgs", q[b, 0], keys).argmax(-1)
+        for head in range(HEADS):
+            np.testing.assert_allclose(got[b, 0, head], values[best[head], head], atol=2e-5)
 
 
 def test_a_request_does_not_depend_on_its_neighbours_to_the_bit():
@@ -128,6 +134,19 @@ def test_a_request_does_not_depend_on_its_neighbours_to_the_bit():
 @pytest.mark.parametrize("form", ["bf16", "fp8"])
 def test_narrow_caches_are_read_as_what_they_hold(form):
     check([9, 300, 33, 1], form=form)
+
+
+@pytest.mark.parametrize("window", [1, 2, 31, 32, 33, 600])
+def test_a_window_sees_its_last_keys_alone(window):
+    check([9, 300, 33, 1], window=window)
+
+
+def test_a_window_slides_with_each_token_of_a_chunk():
+    check([5, 300, 34], [5, 3, 1], 5, window=3)
+
+
+def test_a_sink_takes_its_share_of_the_softmax_and_adds_nothing():
+    check([9, 300, 33, 1], sinks=jnp.asarray(np.random.default_rng(0).standard_normal((HEADS, GROUP)), jnp.float32))
 
 
 def test_the_reference_is_always_there():

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxwafer.ops.pages import Pages, append, power_of_two, read, to_fp8
+from jaxwafer.ops import pages as ops
+from jaxwafer.ops.pages import Pages, power_of_two
 
 LAYERS, BLOCKS, BLOCK, HEADS, DIM = 2, 5, 4, 3, 8
+append, to_fp8, read = jax.jit(ops.append), jax.jit(ops.to_fp8), jax.jit(ops.read, static_argnums=3)
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
 
 
@@ -45,9 +47,9 @@ def test_append_writes_its_rows_and_touches_no_other(form):
 
 
 @pytest.mark.parametrize("form", DTYPES)
-def test_append_drops_pad_rows_beyond_the_cache_and_never_clamps_them_onto_a_live_row(form):
+def test_append_drops_rows_outside_the_cache_and_neither_clamps_nor_wraps_them_onto_a_live_one(form):
     cache, new = pages(form), rows(2, 3)
-    layer, block, offset = whole(0, [[BLOCKS, BLOCKS, BLOCKS], [2, BLOCKS, BLOCKS + 7]], [[0, 1, 2], [3, 3, 0]])
+    layer, block, offset = whole(0, [[BLOCKS, -1, -BLOCKS], [2, BLOCKS + 7, -1]], [[0, 1, 2], [3, 3, 0]])
     expected = host(cache)
     expected[0, 2, 3] = np.asarray(new)[1, 0]
     np.testing.assert_array_equal(host(append(cache, layer, block, offset, new)), expected)
@@ -66,7 +68,7 @@ def test_read_gives_a_requests_blocks_in_the_order_of_its_table(form):
 def test_a_donated_cache_is_updated_in_place():
     cache = jax.tree.map(lambda a: a + jnp.zeros((), a.dtype), pages("f32"))
     layer, block, offset = whole(0, [[1]], [[2]])
-    compiled = jax.jit(append, donate_argnums=0).lower(cache, layer, block, offset, rows(1, 1)).compile()
+    compiled = jax.jit(ops.append, donate_argnums=0).lower(cache, layer, block, offset, rows(1, 1)).compile()
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == cache.values.nbytes
     assert memory.temp_size_in_bytes < cache.values.nbytes

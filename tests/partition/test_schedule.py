@@ -30,8 +30,8 @@ def test_laps_that_meet_in_one_phase_are_pulled_apart_by_a_wait():
 
 
 def packed_k3() -> tuple[Visit, ...]:
-    """Kimi K3's 93 layers: full-attention layers alone on a wafer; of each run of three linear ones two share a wafer and
-    the third shares one with the third of the next run."""
+    """Kimi K3's 93 layers: full-attention layers alone on a wafer; of each run of three linear ones two share a wafer
+    and the third shares one with the third of the next run."""
     full = {*range(3, 92, 4), 92}
     visits, free, shared, layer = [], iter(range(93)), None, 0
     while layer < 93:

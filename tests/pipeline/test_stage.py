@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxwafer.layers.residual import add
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import SlotTable
-from jaxwafer.layers.residual import add
 from jaxwafer.pipeline.stage import Segment, Stage, choices, segments, total
 
 

@@ -10,7 +10,7 @@ from support import checkpoint, engine
 
 from jaxwafer.pipeline.queue import Sampling
 from jaxwafer.roofline import report as module
-from jaxwafer.roofline.counters import decode_traffic
+from jaxwafer.roofline.counters import Counts, decode_traffic
 from jaxwafer.roofline.report import Run
 from jaxwafer.roofline.table import amount, roofline_table
 
@@ -30,7 +30,7 @@ SCHEMA = {
     "totals": {"prefill_tokens": int, "prefill_tokens_per_s": float, "decode_tokens": int,
                "decode_tokens_per_s": float, "wall_s": float},
     "roofline": {
-        "bytes_per_token": {"weights f32": float, "kv": float, "hops": float, "total": float},
+        "bytes_per_token": {"weights f32": float, "kv": float, "state": float, "hops": float, "total": float},
         "padding_bytes_per_token": float, "flops_per_token": float,
         "ceiling_bytes_per_s": float, "ceiling_before_after_bytes_per_s": [float], "ceiling_flops_per_s": float,
         "achieved_bytes_per_s": float, "achieved_flops_per_s": float, "mbu": float, "bound": str,
@@ -40,7 +40,8 @@ SCHEMA = {
     "compile": {"count": int, "seconds": float},
     "memory": {
         "weights_bytes_per_wafer": [int], "weights_allocated_bytes_per_wafer": int,
-        "kv_bytes_per_token_per_wafer": [int], "kv_allocated_bytes_per_wafer": int, "kv_tokens": int,
+        "kv_bytes_per_token_per_wafer": [int], "state_bytes_per_request_per_wafer": [int],
+        "kv_allocated_bytes_per_wafer": int, "kv_tokens": int,
         "decode_temp_bytes_per_device": int, "peak_device_bytes": (int, type(None)), "peak_host_bytes": int,
     },
     "backends": {
@@ -123,8 +124,8 @@ def test_rates_are_counts_over_seconds_of_device_calls(report, machine):
 
 def test_the_roofline_is_counted_bytes_over_the_better_ceiling(report, machine):
     roof, stats = report["roofline"], machine.stats
-    traffic = decode_traffic(machine.cache_shape, 4, busy_ticks=stats.busy_ticks, tokens=stats.tokens,
-                             kv_rows=stats.kv_rows)  # fmt: skip
+    counts = Counts(stats.busy_ticks, stats.tokens, stats.kv_rows, stats.experts)
+    traffic = decode_traffic(machine.cache_shape, 4, counts)
     parts = roof["bytes_per_token"]
     assert parts["total"] == pytest.approx(sum(v for n, v in parts.items() if n != "total"))
     assert parts["total"] * 8 == pytest.approx(traffic.bytes) and parts["kv"] * 8 == traffic.kv
