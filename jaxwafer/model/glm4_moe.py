@@ -61,5 +61,14 @@ def _mixture(config: Config, hidden: int, eps: float) -> MoE:
         groups=groups,
         kept_groups=kept,
     )
-    shared = config.take("n_shared_experts", int, 1) * intermediate
-    return MoE(hidden=hidden, experts=experts, intermediate=intermediate, router=router, eps=eps, shared=shared)
+    shared = config.take("n_shared_experts", int, 1)
+    if shared < 0:
+        raise UserError(f"config.json: 'n_shared_experts' must not be negative, as {shared} is")
+    return MoE(
+        hidden=hidden,
+        experts=experts,
+        intermediate=intermediate,
+        router=router,
+        eps=eps,
+        shared=shared * intermediate,
+    )
