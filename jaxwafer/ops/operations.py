@@ -30,6 +30,13 @@ class Operations:
             q, k, v, layer, step, scale=scale, window=window, sinks=sinks, backend="reference"
         )
 
+    def latent_attention(self, q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
+                         first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+        """As `ops.attention.api.latent_attention`."""
+        return attention.latent_attention(
+            q, latent, layer, step, rank=rank, scale=scale, first=first, backend="reference"
+        )
+
     def report(self, dtype, formats: list[str]) -> dict[str, dict[str, str]]:
         """{operation: {"backend", "reason"}} of a program with activations of `dtype` and weights in `formats`."""
         chosen = dict(implementations(self.platform))
