@@ -1,6 +1,7 @@
 """Multi-head latent attention, absorbed: scores and values are taken in the latent space that the cache holds.
 
-A core computes its own heads' queries, attends with all heads over its own blocks, and keeps its own heads of the result.
+A core computes its own heads' queries, attends with all heads over its own blocks, and keeps its own heads of what
+comes out.
 """
 
 import einops

@@ -77,8 +77,8 @@ def _dense_layers(config: Config, layers: int) -> int:
 
 def _experts(config: Config, hidden: int, eps: float) -> MoE:
     experts, chosen = config.positive("n_routed_experts"), config.positive("num_experts_per_tok")
-    groups = config.positive("n_group", 1)
-    kept = config.positive("topk_group", groups)
+    groups = config.positive("n_group")
+    kept = config.positive("topk_group")
     config.require("num_local_experts", experts)
     config.require("scoring_func", "sigmoid")
     config.require("topk_method", "noaux_tc")
@@ -94,12 +94,12 @@ def _experts(config: Config, hidden: int, eps: float) -> MoE:
         router=Router(
             score="sigmoid",
             chosen=chosen,
-            renormalize=config.take("norm_topk_prob", bool, True),
-            scale=config.take("routed_scaling_factor", float, 1.0),
+            renormalize=config.take("norm_topk_prob", bool),
+            scale=config.take("routed_scaling_factor", float),
             bias=True,
             groups=groups,
             kept_groups=kept,
         ),
         eps=eps,
-        shared=intermediate * config.take("n_shared_experts", int, 0),
+        shared=intermediate * config.take("n_shared_experts", int),
     )

@@ -68,8 +68,8 @@ class YarnScaling:
     """YaRN (arXiv 2309.00071): pairs that turn more than `beta_fast` times in the original context keep their
     frequency, those below `beta_slow` turns are stretched by `factor`, those between blended linearly by their index.
 
-    truncate: the blend's ends are rounded outwards to whole indices. attention_factor: of rotated elements; None derives
-    it from factor, mscale and mscale_all_dim, of which 0 is the same as not given.
+    truncate: the blend's ends are rounded outwards to whole indices. attention_factor: of rotated elements; None is
+    derived from factor, mscale and mscale_all_dim, of which 0 is the same as not given.
     """
 
     factor: float

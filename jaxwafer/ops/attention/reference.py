@@ -74,9 +74,9 @@ def softmax_over_blocks(q: jax.Array, fetch: Callable, table: jax.Array, begin: 
     """Causal attention of q [B, T, heads, group, dim] over blocks `table` that hold the tokens from `begin` on, int32
     [B, n], where `begin` ascends.
 
-    fetch(blocks [B, m]) → keys [B, m·block, heads, dim] and values [B, m·block, heads, width]. Returns the highest score
-    of each query, the sum of the others' exponentials relative to it, both float32 [B, heads, group, T], and the sum of
-    the values weighted so, float32 [B, heads, group, T, width].
+    fetch(blocks [B, m]) → keys [B, m·block, heads, dim] and values [B, m·block, heads, width]. Returns the highest
+    score of each query and the sum of all exp(score − highest), float32 [B, heads, group, T], and the sum of the values
+    weighted so, float32 [B, heads, group, T, width].
     """
     per = max(1, min(CHUNK // block, table.shape[1]))
     pad = -table.shape[1] % per
