@@ -20,6 +20,7 @@ def spec(fields: dict) -> ModelSpec:
     # Of training, of a program that splits experts over ranks, and of the tensors (`model.layers.N.` past the last
     # layer) that predict the token after the next, which decoding here does not use.
     config.skip("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
+    config.skip("output_router_logits")
     mixer = _mixer(config, eps)
     dense = DenseMLP(hidden=mixer.hidden, intermediate=config.positive("intermediate_size"), eps=eps)
     number = config.positive("num_hidden_layers")

@@ -14,7 +14,7 @@ def log_probabilities(machine: Engine, tokens: list[int], ids: np.ndarray) -> np
     """
     sizes, count = machine.programs.sizes, ids.shape[1]
     request = Request(0, "", np.array(tokens, np.int32), Sampling())
-    request.blocks = machine.queue.blocks.allocate(len(tokens))
+    request.blocks, request.slot = machine.queue.blocks.allocate(len(tokens)), (0, 0)
     length = sizes.chunk_tokens[-1]
     ((chunks, _, _),) = chunks_of([request] * sizes.chunks, sizes, length)
     columns = []
