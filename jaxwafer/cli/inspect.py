@@ -43,6 +43,8 @@ class Inspect:
             table.add_row("", amount(placement.layer_bytes(stack), "B"), "a layer")
         table.add_row("vocabulary", str(spec.vocab), "head is the embedding" if spec.tied else "head of its own")
         table.add_row("parameters", amount(spec.parameters, ""), f"{spec.parameters:,}")
+        active = spec.active_parameters
+        table.add_row("active parameters", amount(active, ""), f"{active:,} that a token needs")
         table.add_section()
         by_format: Counter[str] = Counter()
         for stack in (*placement.mixers, *placement.mlps):

@@ -1,14 +1,17 @@
 """What a model is: config.json → ModelSpec. One file per family."""
 
 from jaxwafer.errors import UserError
-from jaxwafer.model import deepseek, llama
+from jaxwafer.model import deepseek, glm4_moe, llama, qwen3
 from jaxwafer.model.spec import ModelSpec
 
 # architecture in config.json → the family's reader
 FAMILIES = {
-    "LlamaForCausalLM": llama.spec,
     "DeepseekV3ForCausalLM": deepseek.spec,
+    "Glm4MoeForCausalLM": glm4_moe.spec,
     "KimiK2ForCausalLM": deepseek.spec,
+    "LlamaForCausalLM": llama.spec,
+    "Qwen3ForCausalLM": qwen3.spec,
+    "Qwen3MoeForCausalLM": qwen3.moe_spec,
 }
 
 

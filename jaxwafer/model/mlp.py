@@ -51,7 +51,7 @@ class Router:
     """How experts are chosen and weighted, in float32.
 
     score: "softmax" over all experts, "sigmoid" of each, or "softmax-chosen": softmax over the chosen logits. bias: a
-    correction added to the scores for the choice alone; choice_bias of gpt-oss is `logit_bias`, added to the logits.
+    correction added to the scores for the choice alone. logit_bias: added to the logits (gpt-oss).
     groups, kept_groups: experts are chosen within the best groups (by the sum of their two best scores). renormalize:
     weights of the chosen sum to 1. scale: of the weights, last.
     """
@@ -141,11 +141,11 @@ class MoE:
         return found
 
     def _latent(self) -> list[Weight]:
-        hidden = Axis(name="hidden", size=self.hidden)
+        hidden, slices = Axis(name="hidden", size=self.hidden), Axis(name="mlp", size=self.latent, unit=UNIT)
         return [
-            matrix("latent_down", f"{self.prefix}routed_expert_down_proj.weight", self._width, hidden, "latent"),
+            matrix("latent_down", f"{self.prefix}routed_expert_down_proj.weight", slices, hidden, "latent"),
             vector("latent_norm", f"{self.prefix}routed_expert_norm.weight", self._width),
-            matrix("latent_up", f"{self.prefix}routed_expert_up_proj.weight", hidden, self._width, "latent"),
+            matrix("latent_up", f"{self.prefix}routed_expert_up_proj.weight", hidden, slices, "latent"),
         ]
 
     def _shared(self) -> list[Weight]:
