@@ -13,6 +13,8 @@ def only_reference(platform: str) -> dict[str, str]:
 OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
     "matmul": matmul.implementation,
     "attention": only_reference,
+    "delta rule": only_reference,
+    "causal convolution": only_reference,
     "sampling": only_reference,
 }
 
