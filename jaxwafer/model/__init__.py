@@ -1,11 +1,15 @@
 """What a model is: config.json → ModelSpec. One file per family."""
 
 from jaxwafer.errors import UserError
-from jaxwafer.model import llama
+from jaxwafer.model import deepseek, llama
 from jaxwafer.model.spec import ModelSpec
 
 # architecture in config.json → the family's reader
-FAMILIES = {"LlamaForCausalLM": llama.spec}
+FAMILIES = {
+    "LlamaForCausalLM": llama.spec,
+    "DeepseekV3ForCausalLM": deepseek.spec,
+    "KimiK2ForCausalLM": deepseek.spec,
+}
 
 
 def spec_from_config(fields: dict) -> ModelSpec:

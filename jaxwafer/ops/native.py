@@ -46,7 +46,7 @@ def kernel(source: Path, symbol: str) -> Kernel | str:
     """
     try:
         compiler, version = find_compiler()
-        key = cache_key(source, version)
+        key = cache_key(source, compiler, version)
         library = _load(source, compiler, key)
     except Unavailable as error:
         warnings.warn(f"{source.parent.name} on CPU runs the slow reference: {error}", RuntimeWarning, stacklevel=2)
@@ -76,9 +76,10 @@ def cache_directory() -> Path:
     return Path(base) / "jaxwafer" / "kernels"
 
 
-def cache_key(source: Path, version: str) -> str:
-    """Digest of everything the object depends on."""
-    parts = (source.read_text(), version, jaxlib.version.__version__, _processor(), repr((FLAGS, TARGETS)))
+def cache_key(source: Path, compiler: list[str], version: str) -> str:
+    """Digest of everything the object depends on; headers of ours stand beside the source."""
+    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    parts = (*texts, version, jaxlib.version.__version__, _processor(), repr((compiler, FLAGS, TARGETS)))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -32,6 +32,13 @@ class Operations:
             q, k, v, layer, step, scale=scale, window=window, sinks=sinks, backend="reference"
         )
 
+    def latent_attention(self, q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
+                         first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+        """As `ops.attention.api.latent_attention`."""
+        return attention.latent_attention(
+            q, latent, layer, step, rank=rank, scale=scale, first=first, backend="reference"
+        )
+
     def delta_rule(self, q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array,
                    state: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
         """As `ops.delta_rule.api.delta_rule`."""

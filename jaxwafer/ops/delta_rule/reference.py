@@ -1,14 +1,14 @@
 """Plain JAX: one step for one token, chunks of tokens in parallel for more.
 
-Within a chunk that starts from the state S₀, with G(s, t) the sum of g over the tokens after s up to t and G(t) over all
-up to t, the recurrence unrolls to
+Within a chunk that starts from the state S₀, with G(s, t) the sum of g over the tokens after s up to t, and G(t) over
+all up to t, the recurrence unrolls to
 
     S_t = diag(exp G(t)) S₀ + Σ_{s ≤ t} (exp G(s, t) ⊙ k_s) ⊗ u_s
     u_t = β_t (v_t − (exp G(t) ⊙ k_t)ᵀ S₀ − Σ_{s < t} A_ts u_s),   A_ts = Σ_c k_tc k_sc exp G(s, t)_c
     o_t = (exp G(t) ⊙ q_t)ᵀ S₀ + Σ_{s ≤ t} B_ts u_s,               B_ts = Σ_c q_tc k_sc exp G(s, t)_c
 
 The second line is a unit lower triangular system, (I + diag(β) A) U = diag(β)(V − …): the UT transform of the WY form.
-Every exponent is a sum of g's own terms, never a difference of long sums: it is ≤ 0, and exact however strong the decay.
+Every exponent is a sum of g's own terms, never a difference of long sums: ≤ 0, and exact however strong the decay.
 """
 
 from functools import partial

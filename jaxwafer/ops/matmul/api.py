@@ -16,8 +16,8 @@ def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int = 0, *, 
     """x @ weight[index]ᵀ, accumulated in float32.
 
     x: [..., K] in the compute dtype (float32 or bfloat16); K may be short of the weight's padded K by padding.
-    weight: a stack [S, N, K] of which one matrix is read. index: int32 scalar. backend: a key of `BACKENDS`, as
-    `choose` gives it. Returns float32 [..., N].
+    weight: a stack [S, N, K] of which one matrix is read. index: int32 scalar, clamped to the stack. backend: a key of
+    `BACKENDS`, as `choose` gives it. Returns float32 [..., N].
     """
     rows = x.reshape(-1, x.shape[-1])
     out = BACKENDS[backend].matmul(rows, weight, jnp.asarray(index, jnp.int32))

@@ -2,174 +2,37 @@
 // layout of quant/formats.py. Weights are widened to float32 and accumulated in float32; activations are not quantised.
 //
 // Both operands run along K, so a dot product may take K in any order: a format names the order in which it unpacks
-// fastest, and x is rearranged to it once per call. Few rows of x: unpack in registers and multiply at once (`Dot`),
-// which is bound by reading the weights. Many rows: write out tiles of weights and multiply those (`Gemm`).
-//
-// Vectors are the compiler's own (GCC, Clang); their width follows the target. XLA runs with denormals flushed to zero,
-// so nothing here passes through a denormal float32.
+// fastest, and x is rearranged to it once per call. Few rows of x: unpack in registers and multiply at once (Dot),
+// which is bound by reading the weights. Many rows: write out tiles of weights and multiply those (Tile).
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 
-#if defined(__F16C__) || defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
+#include "cpu_formats.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
 
 namespace ffi = xla::ffi;
 
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-constexpr int kTileRows = 6;  // rows of x in a register tile: 24 of 32 registers accumulate
-#elif defined(__AVX2__)
-constexpr int kLanes = 8;
-constexpr int kTileRows = 3;  // 12 of 16
-#else
-constexpr int kLanes = 4;
-constexpr int kTileRows = 3;
-#endif
-constexpr int kBlock = 32;               // weights unpacked at a time, and the group size of grouped formats
-constexpr int kVectors = kBlock / kLanes;
-constexpr int kTileOutputs = 4;          // outputs in a register tile
-constexpr int kDotRows = 4;              // most rows of x that share one unpacking in Dot
-constexpr int64_t kDotLimit = 8;         // most rows of x for Dot
-constexpr int64_t kChunkBytes = 32768;   // of weights, the unit of work in Dot
-constexpr int64_t kGemmOutputs = 32, kGemmBlocks = 32, kGemmRows = 48;  // tile of weights, 128 KiB, and of x
+constexpr int kDotRows = 4;                             // most rows of x that share one unpacking in Dot
+constexpr int64_t kDotLimit = 16;                       // most rows of x for Dot
+constexpr int64_t kDotOutputs = 16, kDotBlocks = 32;    // tile of weights in Dot
+constexpr int64_t kChunkBytes = 32768;                  // of weights, the unit of work in Dot
+constexpr int kTileRows = kLanes == 16 ? 6 : 3;         // register tile: 12 of 16 registers add up, or 24 of 32
+constexpr int kTileOutputs = 4;
+constexpr int64_t kGemmOutputs = 32, kGemmBlocks = 32;  // tile of written-out weights: 128 KiB
+constexpr int64_t kGemmRows = 48;                       // of x, that meet it before the next
 
-typedef float Floats __attribute__((vector_size(kLanes * 4)));
-typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
-typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-
-template <class T>
-inline T Load(const void* p) {
-  T value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
-
-inline Floats Splat(float value) { return value - Floats{}; }
-
-inline float Sum(Floats v) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &v, sizeof v);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
-}
-
-inline Floats FromBf16(Halves h) {
-  Words bits = __builtin_convertvector(h, Words) << 16;
-  return Load<Floats>(&bits);
-}
-
-inline Floats FromHalf(Halves h) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_cvtph_ps(Load<__m256i>(&h));
-#elif defined(__AVX2__) && defined(__F16C__)
-  return (Floats)_mm256_cvtph_ps(Load<__m128i>(&h));
-#else
-  Words wide = __builtin_convertvector(h, Words), size = wide & 0x7fff, sign = (wide & 0x8000) << 16;
-  Words normal = (size << 13) + (112u << 23);
-  normal += (Words)(size >= 0x7c00) & (112u << 23);
-  Floats small = __builtin_convertvector((Ints)size, Floats) * 0x1p-24f;
-  Words is_small = (Words)(size < 0x400);
-  Words bits = (is_small & Load<Words>(&small)) | (~is_small & normal) | sign;
-  return Load<Floats>(&bits);
-#endif
-}
-
-// A format: bytes in a block of 32 weights, and Unpack to floats that still want the scale. kOrdered: x is rearranged
-// as PositionOf says and divided by UnitOf, which Unpack multiplies into the weight there. kUnit: a factor of the scale.
-struct Plain {
-  static constexpr bool kGrouped = false, kMinimum = false, kOrdered = false;
-  static constexpr float kOffset = 0, kUnit = 1;
-};
-
-struct F32 : Plain {
-  static constexpr int kBytes = 128;
-  static void Unpack(const uint8_t* p, Floats* w) {
-    for (int v = 0; v < kVectors; ++v) w[v] = Load<Floats>(p + v * kLanes * 4);
-  }
-};
-
-struct Bf16 : Plain {
-  static constexpr int kBytes = 64;
-  static void Unpack(const uint8_t* p, Floats* w) {
-    for (int v = 0; v < kVectors; ++v) w[v] = FromBf16(Load<Halves>(p + v * kLanes * 2));
-  }
-};
-
-struct F16 : Plain {
-  static constexpr int kBytes = 64;
-  static void Unpack(const uint8_t* p, Floats* w) {
-    for (int v = 0; v < kVectors; ++v) w[v] = FromHalf(Load<Halves>(p + v * kLanes * 2));
-  }
-};
-
-struct Fp8 : Plain {
-  static constexpr int kBytes = 32;
-  static constexpr float kUnit = 256;  // e4m3 bits read as float16, whose exponent bias is 8 larger
-  typedef int8_t Bytes16 __attribute__((vector_size(16)));
-  typedef int16_t Halves16 __attribute__((vector_size(32)));
-  static void Unpack(const uint8_t* p, Floats* w) {
-    for (int part = 0; part < kBlock / 16; ++part) {
-      Halves16 h = (__builtin_convertvector(Load<Bytes16>(p + part * 16), Halves16) << 7) & (int16_t)0xbfff;
-      h |= (h & 0x3fff) == 0x3f80;  // the one NaN of e4m3
-      for (int v = 0; v < 16 / kLanes; ++v)
-        w[part * (16 / kLanes) + v] = FromHalf(Load<Halves>((const char*)&h + v * kLanes * 2));
-    }
-  }
-};
-
-struct Int8 : Plain {
-  static constexpr int kBytes = 32;
-  static void Unpack(const uint8_t* p, Floats* w) {
-    for (int v = 0; v < kVectors; ++v)
-      w[v] = __builtin_convertvector(__builtin_convertvector(Load<Bytes>(p + v * kLanes), Ints), Floats);
-  }
-};
-
-struct Int8Grouped : Int8 {
-  static constexpr bool kGrouped = true;
-};
-
-// The 16 bytes of a block are 4 words of 8 nibbles. A vector takes kLanes / 4 nibbles from all 4 words, masked where
-// they stand and not shifted down, which leaves them multiplied by a power of 16.
-struct Int4 {
-  static constexpr int kBytes = 16;
-  static constexpr bool kGrouped = true, kMinimum = false, kOrdered = true;
-  static constexpr float kOffset = 8, kUnit = 1;
-  static constexpr int PositionOf(int k) { return k % 8 * 4 + k / 8; }
-  static constexpr float UnitOf(int position) { return float(1 << position / 4 % 4 * 4); }
-  static void Unpack(const uint8_t* p, Floats* w) {
-    Words words;
-    for (int i = 0; i < kLanes / 4; ++i) std::memcpy((char*)&words + i * 16, p, 16);
-    for (int v = 0; v < kVectors; ++v) {
-      Words mask{};
-      for (int i = 0; i < kLanes; ++i) mask[i] = 15u << (v * kLanes + i) / 4 % 4 * 4;
-      Words masked = (v * kLanes < kBlock / 2 ? words : words >> 16) & mask;
-      w[v] = __builtin_convertvector((Ints)masked, Floats);
-    }
-  }
-};
-
-struct Int4Minimum : Int4 {
-  static constexpr bool kMinimum = true;
-  static constexpr float kOffset = 0;
-};
-
-// One call. x holds `blocks` blocks a row, in the format's order, zero beyond the given K; in Dot each block is followed
-// by a vector of its sums over vectors where the format has an offset or a minimum.
+// One call. x holds `blocks` blocks a row, in the format's order, zero beyond the given K; in Dot each block is
+// followed by a vector of its sums over vectors where the format has an offset or a minimum.
 struct Problem {
   const uint8_t *values, *scale, *minimum;
   const float* x;
@@ -207,49 +70,6 @@ inline float RowScale(const Problem& p, int64_t n) {
   return p.scale ? Load<float>(p.scale + n * 4) * F::kUnit : F::kUnit;
 }
 
-// Output n for R rows of x from row m.
-template <class F, int R>
-inline void Dot(const Problem& p, int64_t n, int64_t m) {
-  constexpr int kPitch = kBlock + (kSums<F> ? kLanes : 0), kChains = R == 1 ? 4 : 2;
-  const uint8_t* row = p.values + n * p.row_bytes;
-  const float* x = p.x + m * p.x_stride;
-  alignas(64) uint8_t spare[128];
-  Floats sum[R][kChains] = {};
-  if constexpr (F::kGrouped) {
-    for (int64_t first = 0; first < p.blocks; first += kLanes) {
-      int64_t count = std::min<int64_t>(kLanes, p.blocks - first), offset = (n * p.blocks + first) * 2;
-      float scale[kLanes], minimum[kLanes];
-      Scales(p.scale + offset, count, scale);
-      if (F::kMinimum) Scales(p.minimum + offset, count, minimum);
-      for (int64_t i = 0; i < count; ++i) {
-        Floats w[kVectors];
-        F::Unpack(row + (first + i) * F::kBytes, w);
-        for (int r = 0; r < R; ++r) {
-          const float* block = x + r * p.x_stride + (first + i) * kPitch;
-          Floats group = F::kOffset != 0 ? Load<Floats>(block + kBlock) : Floats{};
-          for (int v = 0; v < kVectors; ++v) group += w[v] * Load<Floats>(block + v * kLanes);
-          sum[r][0] += group * scale[i];
-          if (F::kMinimum) sum[r][1] += minimum[i] * Load<Floats>(block + kBlock);
-        }
-      }
-    }
-    for (int r = 0; r < R; ++r) p.out[(m + r) * p.outputs + n] = Sum(sum[r][0] + sum[r][1]);
-  } else {
-    for (int64_t b = 0; b < p.blocks; ++b) {
-      Floats w[kVectors];
-      F::Unpack(Block<F>(p, row, b, spare), w);
-      for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kVectors; ++v)
-          sum[r][v % kChains] += w[v] * Load<Floats>(x + r * p.x_stride + b * kPitch + v * kLanes);
-    }
-    for (int r = 0; r < R; ++r) {
-      Floats total = sum[r][0] + sum[r][1];
-      if constexpr (kChains == 4) total += sum[r][2] + sum[r][3];
-      p.out[(m + r) * p.outputs + n] = Sum(total) * RowScale<F>(p, n);
-    }
-  }
-}
-
 // Calls f with the integral constant of count, 1 to Most.
 template <int Most, class Function>
 inline void Unrolled(int64_t count, const Function& f) {
@@ -259,11 +79,78 @@ inline void Unrolled(int64_t count, const Function& f) {
   f(std::integral_constant<int, Most>{});
 }
 
+// Adds blocks [begin, end) of output n, R rows of x from m, to `sums` [rows of x].
+template <class F, int R>
+inline void Dot(const Problem& p, int64_t n, int64_t m, int64_t begin, int64_t end, Floats* sums) {
+  constexpr int kPitch = kBlock + (kSums<F> ? kLanes : 0), kChains = R == 1 ? 4 : 2;
+  const uint8_t* weights = p.values + n * p.row_bytes;
+  const float* x = p.x + m * p.x_stride;
+  Floats sum[R][kChains];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < kChains; ++c) sum[r][c] = c == 0 ? sums[m + r] : Floats{};
+  if constexpr (F::kGrouped) {
+    float scale[kLanes], minimum[kLanes];
+    auto add = [&](int64_t b, int i, int chain) {
+      Floats w[kVectors];
+      F::Unpack(weights + b * F::kBytes, w);
+      for (int r = 0; r < R; ++r) {
+        const float* block = x + r * p.x_stride + b * kPitch;
+        Floats group = F::kOffset != 0 ? Load<Floats>(block + kBlock) : Floats{};
+        for (int v = 0; v < kVectors; ++v) group += w[v] * Load<Floats>(block + v * kLanes);
+        sum[r][chain] += group * scale[i];
+        if (F::kMinimum) sum[r][kChains - 1 - chain] += minimum[i] * Load<Floats>(block + kBlock);
+      }
+    };
+    for (int64_t first = begin; first < end; first += kLanes) {
+      int count = int(std::min<int64_t>(kLanes, end - first)), i = 0;
+      int64_t offset = (n * p.blocks + first) * 2;
+      Scales(p.scale + offset, count, scale);
+      if (F::kMinimum) Scales(p.minimum + offset, count, minimum);
+      for (; i + 2 <= count; i += 2) {
+        add(first + i, i, 0);
+        add(first + i + 1, i + 1, 1);
+      }
+      if (i < count) add(first + i, i, 0);
+    }
+  } else {
+    auto add = [&](const uint8_t* bytes, int64_t b) {
+      Floats w[kVectors];
+      F::Unpack(bytes, w);
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v)
+          sum[r][v % kChains] += w[v] * Load<Floats>(x + r * p.x_stride + b * kPitch + v * kLanes);
+    };
+    int64_t whole = std::min(p.row_bytes / F::kBytes, end);
+    for (int64_t b = begin; b < whole; ++b) add(weights + b * F::kBytes, b);
+    uint8_t spare[F::kBytes];
+    if (whole < end) add(Block<F>(p, weights, whole, spare), whole);
+  }
+  for (int r = 0; r < R; ++r) {
+    Floats total = sum[r][0] + sum[r][1];
+    for (int c = 2; c < kChains; ++c) total += sum[r][c];
+    sums[m + r] = total;
+  }
+}
+
 template <class F>
 void DotChunk(const Problem& p, int64_t begin, int64_t end) {
-  for (int64_t n = begin; n < end; ++n)
-    for (int64_t m = 0; m < p.rows; m += kDotRows)
-      Unrolled<kDotRows>(p.rows - m, [&](auto count) { Dot<F, count.value>(p, n, m); });
+  Floats sums[kDotOutputs * kDotLimit];
+  // Several rows of x are taken in pieces that stay in the first-level cache.
+  int64_t piece = p.rows == 1 ? p.blocks : kDotBlocks;
+  for (; begin < end; begin += kDotOutputs) {
+    int64_t outputs = std::min(kDotOutputs, end - begin);
+    std::fill_n(sums, outputs * p.rows, Floats{});
+    for (int64_t b = 0; b < p.blocks; b += piece) {
+      int64_t stop = std::min(b + piece, p.blocks);
+      for (int64_t m = 0; m < p.rows; m += kDotRows)
+        Unrolled<kDotRows>(p.rows - m, [&](auto rows) {
+          for (int64_t n = 0; n < outputs; ++n) Dot<F, rows.value>(p, begin + n, m, b, stop, sums + n * p.rows);
+        });
+    }
+    for (int64_t n = 0; n < outputs; ++n)
+      for (int64_t m = 0; m < p.rows; ++m)
+        p.out[m * p.outputs + begin + n] = Sum(sums[n * p.rows + m]) * (F::kGrouped ? 1 : RowScale<F>(p, begin + n));
+  }
 }
 
 // Writes the weights of output n, blocks [b, b + count), in the format's order.
@@ -299,13 +186,15 @@ void WriteOut(const Problem& p, int64_t n, int64_t b, int64_t count, float* out)
 template <int R>
 inline void Tile(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int64_t size, bool add, float* out,
                  int64_t out_stride, int64_t outputs) {
-  Floats sum[R][kTileOutputs] = {};
+  Floats sum[R][kTileOutputs];
+  for (int r = 0; r < R; ++r)
+    for (int n = 0; n < kTileOutputs; ++n) sum[r][n] = Floats{};
   for (int64_t k = 0; k < size; k += kLanes) {
-    Floats weight[kTileOutputs];
-    for (int n = 0; n < kTileOutputs; ++n) weight[n] = Load<Floats>(w + n * w_stride + k);
-    for (int r = 0; r < R; ++r) {
-      Floats value = Load<Floats>(x + r * x_stride + k);
-      for (int n = 0; n < kTileOutputs; ++n) sum[r][n] += value * weight[n];
+    Floats value[R];
+    for (int r = 0; r < R; ++r) value[r] = Keep(Load<Floats>(x + r * x_stride + k));
+    for (int n = 0; n < kTileOutputs; ++n) {
+      Floats weight = Keep(Load<Floats>(w + n * w_stride + k));
+      for (int r = 0; r < R; ++r) sum[r][n] += value[r] * weight;
     }
   }
   for (int r = 0; r < R; ++r)
@@ -315,7 +204,7 @@ inline void Tile(const float* x, int64_t x_stride, const float* w, int64_t w_str
 
 template <class F>
 void GemmChunk(const Problem& p, int64_t begin, int64_t end) {
-  constexpr int64_t kPitch = kGemmBlocks * kBlock;
+  constexpr int64_t kPitch = kGemmBlocks * kBlock + 16;  // rows a power of two apart would share cache sets
   alignas(64) float tile[kGemmOutputs * kPitch];
   for (int64_t b = 0; b < p.blocks; b += kGemmBlocks) {
     int64_t count = std::min(kGemmBlocks, p.blocks - b);
@@ -366,8 +255,8 @@ void Arrange(const T* x, int64_t inputs, int64_t blocks, bool sums, float* out) 
   }
 }
 
-// Runs f(0) … f(count − 1) on the caller and on pool threads that turn up in time. The caller can finish alone and waits
-// only for parts that have begun, so a pool whose threads are all busy or waiting cannot stall it.
+// Runs f(0) … f(count − 1) on the caller and on pool threads that turn up in time. The caller can finish alone and
+// waits only for parts that have begun, so a pool whose threads are all busy or waiting cannot stall it.
 template <class Function>
 void Parallel(ffi::ThreadPool& pool, int64_t count, const Function& f) {
   struct Shared {
@@ -396,11 +285,12 @@ ffi::Error Run(ffi::ThreadPool& pool, Problem p, ffi::AnyBuffer x) {
   p.x = static_cast<const float*>(x.untyped_data());
   if (F::kOrdered || is_bf16 || p.inputs != p.blocks * kBlock) {
     p.x_stride = p.blocks * (kBlock + (sums ? kLanes : 0));
-    arranged.reset(new float[p.rows * p.x_stride]);
-    p.x = arranged.get();
+    arranged.reset(new float[p.rows * p.x_stride + 16]);
+    auto* aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(arranged.get()) + 63) / 64 * 64);
+    p.x = aligned;
     Parallel(pool, (p.rows + 15) / 16, [&](int64_t part) {
       for (int64_t m = part * 16; m < std::min(part * 16 + 16, p.rows); ++m) {
-        float* row = arranged.get() + m * p.x_stride;
+        float* row = aligned + m * p.x_stride;
         if (is_bf16) {
           Arrange<F>(static_cast<const uint16_t*>(x.untyped_data()) + m * p.inputs, p.inputs, p.blocks, sums, row);
         } else {
