@@ -1,7 +1,7 @@
 """What a model is: config.json → ModelSpec. One file per family."""
 
 from jaxwafer.errors import UserError
-from jaxwafer.model import deepseek, llama
+from jaxwafer.model import deepseek, kimi_linear, llama, qwen3_next
 from jaxwafer.model.spec import ModelSpec
 
 # architecture in config.json → the family's reader
@@ -9,6 +9,12 @@ FAMILIES = {
     "LlamaForCausalLM": llama.spec,
     "DeepseekV3ForCausalLM": deepseek.spec,
     "KimiK2ForCausalLM": deepseek.spec,
+    "KimiLinearForCausalLM": kimi_linear.spec,
+    "Qwen3NextForCausalLM": qwen3_next.next_spec,
+    "Qwen3_5ForCausalLM": qwen3_next.dense_spec,
+    "Qwen3_5ForConditionalGeneration": qwen3_next.text_of(qwen3_next.dense_spec),
+    "Qwen3_5MoeForCausalLM": qwen3_next.moe_spec,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_next.text_of(qwen3_next.moe_spec),
 }
 
 

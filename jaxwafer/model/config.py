@@ -29,7 +29,7 @@ class Config:
         self._left = {k for k, v in fields.items() if k not in IGNORED and v is not None}
 
     def take(self, name: str, kind: type, default: Any = ...) -> Any:
-        """The field as `kind` (int, float, bool, str); without a default a missing or null field is an error."""
+        """The field as `kind` (int, float, bool, str, list); without a default a missing or null field is an error."""
         self._left.discard(name)
         value = self.fields.get(name)
         if value is None:
@@ -46,6 +46,21 @@ class Config:
         if value <= 0:
             raise UserError(f"config.json: {name!r} must be positive, not {value}")
         return value
+
+    def heads(self) -> tuple[int, int]:
+        """Attention heads, and key/value heads, which divide them (and are as many where the field is missing)."""
+        heads = self.positive("num_attention_heads")
+        kv_heads = self.positive("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise UserError(f"config.json: {heads} attention heads do not divide into {kv_heads} key/value heads")
+        return heads, kv_heads
+
+    def chosen(self, name: str) -> tuple[int, int]:
+        """Experts, the field of this name, and how many of them a token goes through."""
+        experts, chosen = self.positive(name), self.positive("num_experts_per_tok")
+        if chosen > experts:
+            raise UserError(f"config.json: a token cannot go through {chosen} of {experts} experts")
+        return experts, chosen
 
     def require(self, name: str, *allowed: Any) -> None:
         """The field, where it is present, must be one of `allowed`: other values change the maths in ways not built."""

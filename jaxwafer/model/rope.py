@@ -113,10 +113,11 @@ class YarnScaling:
         return 1.0 + 0.1 * weight * math.log(max(self.factor, 1.0))
 
 
-def rope_from_config(config: dict, *, dims: int, interleaved: bool = False) -> Rope:
-    """The `Rope` of a Hugging Face config (`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`)."""
-    if dims % 2:
-        raise UserError(f"config.json: a head dimension {dims} is odd, and RoPE turns elements in pairs")
+def rope_from_config(config: dict, *, dims: int, interleaved: bool = False, partial: float | None = None) -> Rope:
+    """The `Rope` of a Hugging Face config (`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`).
+
+    dims: of a head. partial: in families with a `partial_rotary_factor`, its default; None where there is no such field.
+    """
     field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     parameters = config.get(field) or {}
     if not isinstance(parameters, dict):
@@ -126,6 +127,11 @@ def rope_from_config(config: dict, *, dims: int, interleaved: bool = False) -> R
     if "rope_theta" not in parameters:
         parameters["rope_theta"] = 10000.0 if config.get("rope_theta") is None else config["rope_theta"]
     theta = _positive(parameters, "rope_theta")
+    if partial is not None:
+        parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or partial)
+        dims = int(dims * _positive(parameters, "partial_rotary_factor"))
+    if dims % 2:
+        raise UserError(f"config.json: a head dimension {dims} is odd, and RoPE turns elements in pairs")
     kind = parameters.pop("rope_type", parameters.pop("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         raise UserError(f"config.json: RoPE type {kind!r} is not supported (supported: {', '.join(SCALINGS)})")
