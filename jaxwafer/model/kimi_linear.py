@@ -62,7 +62,7 @@ def full_layers(config: Config, linear: Config, layers: int) -> set[int]:
     each = sorted(listed) if listed else list(enumerate(kinds))
     if [n for n, _ in each] != list(range(layers)) or (kinds and [kind for _, kind in each] != kinds):
         raise UserError(
-            f"config.json: 'full_attn_layers' and 'kda_layers' (or 'layer_types') must hold each of {layers} layers once"
+            f"config.json: 'full_attn_layers' and 'kda_layers' (or 'layer_types') must name {layers} layers once each"
         )
     if not {kind for _, kind in each} <= {"full_attention", "linear_attention"}:
         raise UserError("config.json: 'layer_types' other than full_attention and linear_attention are not supported")

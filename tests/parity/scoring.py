@@ -10,11 +10,11 @@ def log_probabilities(machine: Engine, tokens: list[int], ids: np.ndarray) -> np
     """float32 [T, N]: how likely ids[t, n] is to follow tokens[: t + 1]; the T tokens must fit one chunk.
 
     `Engine.score` knows one target a position; here the prompt runs N times, once for each column of `ids`. The copies
-    share their cache blocks, and write the same values to them.
+    share their cache blocks and their slot, and write the same values to them.
     """
     sizes, count = machine.programs.sizes, ids.shape[1]
-    request = Request(0, "", np.array(tokens, np.int32), Sampling())
-    request.blocks = machine.queue.blocks.allocate(len(tokens))
+    request = Request(0, "", np.array(tokens, np.int32), Sampling(max_new_tokens=1))
+    assert machine.queue.claim(request)
     length = sizes.chunk_tokens[-1]
     ((chunks, _, _),) = chunks_of([request] * sizes.chunks, sizes, length)
     columns = []
@@ -27,5 +27,5 @@ def log_probabilities(machine: Engine, tokens: list[int], ids: np.ndarray) -> np
             machine.weights, machine.programs.tables, machine._cache, *inputs
         )
         columns.append(np.asarray(result)[: len(part), : len(tokens)].T)
-    machine.queue.blocks.release(request.blocks)
+    machine.queue.finish(request, "length")
     return np.concatenate(columns, axis=1)

@@ -1,0 +1,88 @@
+"""A family's tiny random checkpoint, as transformers writes it, against transformers' own model, in float32."""
+
+import numpy as np
+import torch
+import transformers
+from hub_folder import write_tokenizer
+from scoring import log_probabilities
+
+from jaxwafer.checkpoint.hub import HubCheckpoint
+from jaxwafer.engine import Engine, Options
+from jaxwafer.pipeline.queue import Sampling
+
+TOKENS, NEW = 60, 16
+
+
+def write(folder, config: transformers.PretrainedConfig) -> torch.nn.Module:
+    """Save a random model of `config` and read it back. Nothing in it is left at a value that does not show: attention
+    is sharp, and norms, biases and routers are random."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "inv_freq" in name:
+                continue
+            if tensor.ndim == 1:
+                tensor.add_(0.2 * torch.randn_like(tensor))
+            elif "q_proj" in name or "k_proj" in name:
+                tensor.mul_(2)
+            elif "mlp.gate.weight" in name:
+                tensor.normal_(std=0.3)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, config.vocab_size)
+    return type(model).from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def prompt(model) -> list[int]:
+    return np.random.default_rng(1).integers(3, model.config.vocab_size, TOKENS).tolist()
+
+
+def reference(model, tokens: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Log-probabilities of the whole vocabulary after each token, [T, vocabulary], and the greedy continuation."""
+    ids = torch.tensor([tokens])
+    model.generation_config.eos_token_id = None
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+    return torch.log_softmax(logits, -1).numpy(), out[0, len(tokens) :].tolist()
+
+
+def engine(folder, mesh: str = "1x1", **options) -> Engine:
+    fixed = {"dtype": "f32", "kv_cache": "f32", "max_context": 128, "block": 8, "prefill_chunk": 64, "burst": 4}
+    return Engine(HubCheckpoint(folder), Options(mesh=mesh, **(fixed | options)))
+
+
+def generate(machine: Engine, prompts: list[list[int]], new: int = NEW) -> list[list[int]]:
+    """Greedy tokens of each prompt, all in flight together."""
+    requests = [machine.submit(p, Sampling(max_new_tokens=new, ignore_eos=True)) for p in prompts]
+    while machine.queue.busy:
+        machine.step()
+    return [r.tokens for r in requests]
+
+
+def check(folder, model, mesh: str) -> None:
+    """The engine's log-probabilities of the whole vocabulary at every position within 1e-4, its greedy tokens equal."""
+    tokens = prompt(model)
+    expected, continuation = reference(model, tokens)
+    machine = engine(folder, mesh)
+    everything = np.broadcast_to(np.arange(machine.spec.vocab), (len(tokens), machine.spec.vocab))
+    np.testing.assert_allclose(log_probabilities(machine, tokens, everything), expected, atol=1e-4)
+    assert generate(machine, [tokens]) == [continuation]
+
+
+def check_laws(folder) -> None:
+    """The laws of docs/architecture.md that a new kind of layer can break: the mesh, the micro-batch, the chunks of the
+    prompt, the neighbours and the slot of a request change nothing."""
+    prompts = [[5, 17, 3], [9], list(range(1, 40)), [7] * 8, [4, 4, 2, 20, 21], list(range(20, 36)), [8, 1]]
+    one = engine(folder, prefill_chunk=64)
+    alone = [generate(one, [p], 9)[0] for p in prompts]
+    for mesh, options in (
+        ("2x2", {"micro_batch": 2}),
+        ("3x2", {"micro_batch": 1}),
+        ("2x1", {"micro_batch": 3, "micro_batches": 1}),
+    ):
+        assert generate(engine(folder, mesh, **options), prompts, 9) == alone
+    tokens = prompts[2] + prompts[5]
+    whole = one.score(tokens)
+    for chunk in (1, 7):
+        np.testing.assert_allclose(engine(folder, prefill_chunk=chunk).score(tokens), whole, atol=2e-5)
