@@ -24,7 +24,7 @@ UNSHOWN = ("hidden", "eps", "rope", "prefix", "names", "router_name", "shared_na
 
 @dataclass
 class Inspect:
-    """Print layers, kinds, parameters, bytes by format, KV bytes a token and state bytes a request; works from a config alone."""
+    """Print layers, kinds, parameters, bytes by format, of KV a token and of state a request; works from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
@@ -46,6 +46,8 @@ class Inspect:
             table.add_row("", amount(placement.layer_bytes(stack), "B"), "a layer")
         table.add_row("vocabulary", str(spec.vocab), "head is the embedding" if spec.tied else "head of its own")
         table.add_row("parameters", amount(spec.parameters, ""), f"{spec.parameters:,}")
+        active = spec.active_parameters
+        table.add_row("active parameters", amount(active, ""), f"{active:,} that a token needs")
         table.add_section()
         by_format: Counter[str] = Counter()
         for stack in (*placement.mixers, *placement.mlps):

@@ -151,6 +151,11 @@ class Weight:
         return self.role != "vector"
 
     @property
+    def of_experts(self) -> bool:
+        """Whether the first axis is the experts of a mixture, of which a token goes through a few."""
+        return self.axes[0].name == "experts"
+
+    @property
     def per_expert(self) -> bool:
         """Whether the hub holds a tensor for each index of the first axis."""
         return "{expert}" in self.hub

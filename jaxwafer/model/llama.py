@@ -1,6 +1,5 @@
 """Llama 2 and 3, SmolLM2 and other `LlamaForCausalLM` checkpoints."""
 
-from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA
 from jaxwafer.model.config import Config
 from jaxwafer.model.mlp import DenseMLP
@@ -11,10 +10,7 @@ from jaxwafer.model.spec import Layer, ModelSpec
 def spec(fields: dict) -> ModelSpec:
     config = Config(fields)
     hidden = config.positive("hidden_size")
-    heads = config.positive("num_attention_heads")
-    kv_heads = config.positive("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise UserError(f"config.json: {heads} attention heads do not divide into {kv_heads} key/value heads")
+    heads, kv_heads = config.heads()
     head_dim = config.positive("head_dim", hidden // heads)
     eps = config.take("rms_norm_eps", float)
     config.require("hidden_act", "silu")

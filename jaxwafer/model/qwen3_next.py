@@ -34,12 +34,13 @@ def dense_spec(fields: dict) -> ModelSpec:
     return _spec(config, "qwen3_5", fused=False, dense=[True] * config.positive("num_hidden_layers"))
 
 
-def moe_spec(fields: dict) -> ModelSpec:
-    """`Qwen3_5MoeForCausalLM`."""
+def moe_spec(fields: dict, *, fused_experts: bool = False) -> ModelSpec:
+    """`Qwen3_5MoeForCausalLM`. fused_experts: in two tensors a layer, as published, not two for each."""
     config = Config(fields)
     config.require("mlp_only_layers", [])
     config.require("norm_topk_prob", True)
-    return _spec(config, "qwen3_5_moe", fused=False, dense=[False] * config.positive("num_hidden_layers"))
+    dense = [False] * config.positive("num_hidden_layers")
+    return _spec(config, "qwen3_5_moe", fused=False, dense=dense, fused_experts=fused_experts)
 
 
 def text_of(text_spec: Callable[[dict], ModelSpec]) -> Callable[[dict], ModelSpec]:
@@ -58,7 +59,8 @@ def text_of(text_spec: Callable[[dict], ModelSpec]) -> Callable[[dict], ModelSpe
     return spec
 
 
-def _spec(config: Config, family: str, *, fused: bool, dense: list[bool], renormalize: bool = True) -> ModelSpec:
+def _spec(config: Config, family: str, *, fused: bool, dense: list[bool], renormalize: bool = True,
+          fused_experts: bool = False) -> ModelSpec:  # fmt: skip
     hidden, eps, layers = config.positive("hidden_size"), config.take("rms_norm_eps", float), len(dense)
     config.require("hidden_act", "silu")
     config.require("mamba_ssm_dtype", "float32")
@@ -71,7 +73,7 @@ def _spec(config: Config, family: str, *, fused: bool, dense: list[bool], renorm
     if any(dense):
         mlp = DenseMLP(hidden=hidden, intermediate=config.positive("intermediate_size"), eps=eps, norm_shift=SHIFT)
     if not all(dense):
-        experts = _experts(config, hidden, eps, renormalize)
+        experts = _experts(config, hidden, eps, renormalize, fused_experts)
         # Of dense MLPs, which there may be none of.
         config.skip("intermediate_size")
     result = ModelSpec(
@@ -146,7 +148,7 @@ def _linear(config: Config, hidden: int, eps: float, fused: bool) -> GatedDeltaN
     )
 
 
-def _experts(config: Config, hidden: int, eps: float, renormalize: bool) -> MoE:
+def _experts(config: Config, hidden: int, eps: float, renormalize: bool, fused: bool) -> MoE:
     experts, chosen = config.chosen("num_experts")
     return MoE(
         hidden=hidden,
@@ -156,6 +158,8 @@ def _experts(config: Config, hidden: int, eps: float, renormalize: bool) -> MoE:
         eps=eps,
         shared=config.positive("shared_expert_intermediate_size"),
         shared_gate=True,
+        fused=fused,
+        halves=fused,
         norm_shift=SHIFT,
         shared_names=("shared_expert", "gate_proj", "up_proj", "down_proj"),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxwafer.model.declare import Axis, Weight
-from jaxwafer.model.kinds import MLP, Mixer
+from jaxwafer.model.kinds import MLP, Mixer, MoE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,4 +56,15 @@ class ModelSpec:
     def parameters(self) -> int:
         """Elements of all weights as the checkpoint holds them."""
         layers = sum(w.size for layer in self.layers for part in (layer.mixer, layer.mlp) for w in part.weights())
+        return layers + sum(w.size for w in self.globals())
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements of the weights that one token needs: all but the experts that are not chosen."""
+
+        def active(kind: Mixer | MLP) -> int:
+            chosen = kind.router.chosen if isinstance(kind, MoE) else 0
+            return sum(w.size // w.shape[0] * chosen if w.of_experts else w.size for w in kind.weights())
+
+        layers = sum(active(part) for layer in self.layers for part in (layer.mixer, layer.mlp))
         return layers + sum(w.size for w in self.globals())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from jaxwafer.ops.expert_matmul import api as expert_matmul
 from jaxwafer.ops.matmul import api as matmul
 
 
@@ -12,6 +13,7 @@ def only_reference(platform: str) -> dict[str, str]:
 # Operation → what runs on a platform ("cpu", "gpu", "tpu").
 OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
     "matmul": matmul.implementation,
+    "expert_matmul": expert_matmul.implementation,
     "attention": only_reference,
     "delta rule": only_reference,
     "causal convolution": only_reference,

@@ -8,6 +8,7 @@ from jaxwafer.ops.attention import api as attention
 from jaxwafer.ops.backends import implementations
 from jaxwafer.ops.causal_conv import api as causal_conv
 from jaxwafer.ops.delta_rule import api as delta_rule
+from jaxwafer.ops.expert_matmul import api as expert_matmul
 from jaxwafer.ops.matmul import api as matmul
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
@@ -24,6 +25,12 @@ class Operations:
         """x [..., K] @ weight[layer] [N, K]ᵀ → float32 [..., N]."""
         backend = matmul.choose(x.dtype, weight.format.name, self.platform)
         return matmul.matmul(x, weight, layer, backend=backend)
+
+    def expert_matmul(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int,
+                      experts: jax.Array) -> jax.Array:  # fmt: skip
+        """x [R, K] @ weight[layer, experts[r]] [N, K]ᵀ → float32 [R, N], zero for experts outside the weight's."""
+        backend = expert_matmul.choose(x.dtype, weight.format.name, self.platform)
+        return expert_matmul.expert_matmul(x, weight, layer, experts, backend=backend)
 
     def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                         window: int | None = None, sinks: jax.Array | None = None) -> jax.Array:  # fmt: skip
@@ -48,12 +55,13 @@ class Operations:
         """As `ops.causal_conv.api.causal_conv`."""
         return causal_conv.causal_conv(x, past, weight, count, backend="reference")
 
-    def report(self, dtype, formats: list[str]) -> dict[str, dict[str, str]]:
-        """{operation: {"backend", "reason"}} of a program with activations of `dtype` and weights in `formats`."""
-        chosen = dict(implementations(self.platform))
-        del chosen["matmul"]
-        matmuls = {}
-        for form in formats:
-            backend, reason = matmul.explain(dtype, form, self.platform)
-            matmuls[f"matmul {form}"] = {"backend": backend, "reason": reason}
-        return matmuls | chosen
+    def report(self, dtype, formats: list[str], expert_formats: list[str]) -> dict[str, dict[str, str]]:
+        """{operation: {"backend", "reason"}} of a program with activations of `dtype`, and weights and experts in
+        `formats` and `expert_formats`."""
+        found = {}
+        for name, api, each in (("matmul", matmul, formats), ("expert_matmul", expert_matmul, expert_formats)):
+            for form in each:
+                backend, reason = api.explain(dtype, form, self.platform)
+                found[f"{name} {form}"] = {"backend": backend, "reason": reason}
+        rest = implementations(self.platform)
+        return found | {name: rest[name] for name in rest if name not in ("matmul", "expert_matmul")}

@@ -148,13 +148,18 @@ class Stage:
         return written
 
     def _mlp(self, stacks: tuple[int, ...], slot: jax.Array, x: jax.Array, step: Step) -> tuple[jax.Array, jax.Array]:
-        """x after the MLP in a slot, and the experts read, float32 [MLP stacks]."""
+        """x after the MLP in a slot, the phases of `layers.mlps`, and the experts read, float32 [MLP stacks]."""
         here, layer = self.tables["mlp_stack"][slot], self.tables["mlp_position"][slot]
         kinds = {s: self.placement.mlps[s].kind for s in stacks if s >= 0}
-        branches = {
-            s: partial(mlps.function(kind), kind, self.weights["mlps"][s], ops=self.ops) for s, kind in kinds.items()
-        }
-        results = self._switch(stacks, here, step, branches, {s: (layer, x, step) for s in kinds})
+        phases = {s: mlps.phases(kind) for s, kind in kinds.items()}
+        results = dict.fromkeys(kinds, x)
+        for number in range(max(map(len, phases.values()), default=0)):
+            now = {s: each[number] for s, each in phases.items() if number < len(each)}
+            if number % 2:
+                results |= {s: collective(kinds[s], results[s]) for s, collective in now.items()}
+                continue
+            branches = {s: partial(f, kinds[s], self.weights["mlps"][s], ops=self.ops) for s, f in now.items()}
+            results |= self._switch(stacks, here, step, branches, {s: (layer, results[s], step) for s in now})
         touched = jnp.zeros((len(self.placement.mlps),), jnp.float32)
         for s, (_, read) in results.items():
             touched = touched.at[s].add(read)

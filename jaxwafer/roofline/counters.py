@@ -70,7 +70,7 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
             add(storage, float(np.sum(layer_counts(stack) * counts.busy_ticks)))
     for number, stack in enumerate(place.mlps):
         for storage in stack.weights.values():
-            if storage.weight.axes[0].name == "experts":
+            if storage.weight.of_experts:
                 add(storage, float(np.sum(counts.experts[:, number])) / len(storage.index[0]))
             else:
                 add(storage, float(np.sum(layer_counts(stack) * counts.busy_ticks)))
@@ -124,7 +124,7 @@ def active_size(kind: Mixer | MLP) -> float:
     """Matrix elements that one token goes through; of experts, the chosen."""
     router = getattr(kind, "router", None)
     share = router.chosen / kind.experts if router else 1.0
-    return sum(w.size * (share if w.axes[0].name == "experts" else 1.0) for w in kind.weights() if w.matrix)
+    return sum(w.size * (share if w.of_experts else 1.0) for w in kind.weights() if w.matrix)
 
 
 def imbalance(cache: CacheShape, counts: Counts) -> float:

@@ -54,7 +54,9 @@ class Run:
             "roofline": self._roofline(),
             "compile": {"count": engine.programs.compiles, "seconds": engine.programs.seconds},
             "memory": self._memory(),
-            "backends": engine.programs.pipeline.ops.report(engine.programs.pipeline.dtype, engine.placement.formats),
+            "backends": engine.programs.pipeline.ops.report(
+                engine.programs.pipeline.dtype, engine.placement.formats, engine.placement.expert_formats
+            ),
             "versions": {p: version(p) for p in ("jaxwafer", "jax", "jaxlib")} | {"python": platform.python_version()},
         }  # fmt: skip
 

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 
 import families  # noqa: E402
 
-# Three heads of either kind over two cores; full attention at layers 2 and 5 (from 1), which is no multiple of anything.
+# Three heads of either kind over two cores; full attention at layers 2 and 5 (from 1), not multiples of anything.
 BASE = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 3,
         "num_key_value_heads": 3, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10,
         "num_experts": 7, "num_experts_per_token": 3, "moe_intermediate_size": 20, "num_shared_experts": 2,
@@ -23,10 +23,9 @@ CASES = {
     "published": {},
     "dense": DENSE,
     "low-rank queries": DENSE | {"q_lora_rank": 14},
-    "linear attention alone": DENSE | {"linear_attn_config": LINEAR | {
-        "full_attn_layers": [], "kda_layers": [1, 2, 3, 4, 5]}},
     "groups of experts": {"num_experts": 8, "num_expert_group": 4, "topk_group": 2, "moe_renormalize": False},
-}  # fmt: skip
+}
+ALONE = DENSE | {"linear_attn_config": LINEAR | {"full_attn_layers": [], "kda_layers": [1, 2, 3, 4, 5]}}
 
 
 def write(folder, **changes):
@@ -59,6 +58,17 @@ def test_meshes_give_the_same(case, mesh, tmp_path):
 def test_the_laws_hold(tmp_path):
     write(tmp_path)
     families.check_laws(tmp_path)
+
+
+@pytest.mark.parametrize("mesh", ["1x1", "3x2"])
+def test_a_model_without_attention(mesh, tmp_path):
+    """transformers cannot generate without a layer of attention, so tokens are held against its logits alone."""
+    model, tokens = write(tmp_path, **ALONE), [5, 17, 3, 9]
+    (found,) = families.generate(families.engine(tmp_path, mesh), [tokens], 8)
+    for _ in range(8):
+        with torch.no_grad():
+            tokens.append(int(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax()))
+    assert found == tokens[4:]
 
 
 def test_a_config_without_what_transformers_adds_reads_the_same(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -56,6 +57,26 @@ def test_experts_are_those_of_transformers(mesh, tmp_path):
 def test_the_laws_hold(tmp_path):
     write(tmp_path, dense())
     check_laws(tmp_path)
+
+
+def test_published_experts_are_fused(tmp_path):
+    """In two tensors a layer, gate's rows before up's; transformers writes them one by one."""
+    write(tmp_path, experts())
+    prompts = [[5, 17, 3], [9] * 30]
+    alone = generate(engine(tmp_path), prompts)
+    config, file = tmp_path / "config.json", tmp_path / "model.safetensors"
+    whole = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": json.loads(config.read_text())}
+    config.write_text(json.dumps(whole))
+    tensors = safetensors.numpy.load_file(file)
+    for layer in range(BASE["num_hidden_layers"]):
+        name = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            np.stack([tensors.pop(f"{name}.{e}.{n}_proj.weight") for e in range(EXPERTS["num_experts"])])
+            for n in ("gate", "up", "down")
+        )
+        tensors |= {f"{name}.gate_up_proj": np.concatenate([gate, up], 1), f"{name}.down_proj": down}
+    safetensors.numpy.save_file(tensors, file)
+    assert generate(engine(tmp_path, "1x2"), prompts) == alone
 
 
 def test_the_text_of_a_multimodal_checkpoint_is_read(tmp_path):

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops import choice
 from jaxwafer.ops.matmul import cpu, reference
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import FORMATS
 
 # Tried in order. Each module has `objection(dtype, weight_format, platform) -> str | None`, `description() -> str` and
 # `matmul(x, weight, index)`. The reference objects to nothing.
@@ -31,24 +31,9 @@ def choose(dtype, weight_format: str, platform: str) -> str:
 
 def explain(dtype, weight_format: str, platform: str) -> tuple[str, str]:
     """The backend that `choose` gives, and why: what it is, or what kept the ones before it from being taken."""
-    objections = []
-    for name, module in BACKENDS.items():
-        objection = module.objection(dtype, weight_format, platform)
-        if objection is None:
-            return name, "; ".join(objections) or module.description()
-        objections.append(objection)
-    raise AssertionError("the reference objects to nothing")
+    return choice.explain(BACKENDS, dtype, weight_format, platform)
 
 
 def implementation(platform: str) -> dict[str, str]:
     """{"backend", "reason"} on a platform for float32 activations; with every format named where they differ."""
-    taken: dict[tuple[str, str], list[str]] = {}
-    for form in FORMATS:
-        taken.setdefault(explain(jnp.float32, form, platform), []).append(form)
-    if len(taken) == 1:
-        ((backend, reason),) = taken
-        return {"backend": backend, "reason": reason}
-    return {
-        "backend": ", ".join(f"{backend} ({' '.join(forms)})" for (backend, _), forms in taken.items()),
-        "reason": "; ".join(f"{backend}: {reason}" for backend, reason in taken),
-    }
+    return choice.implementation(BACKENDS, platform)

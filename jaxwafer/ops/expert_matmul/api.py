@@ -1,0 +1,39 @@
+"""Quantised matmul of rows with the matrices of their experts: the signature, and the choice of a backend."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxwafer.ops import choice
+from jaxwafer.ops.expert_matmul import reference
+from jaxwafer.quant.array import QuantizedArray
+
+# Tried in order. Each module has `objection(dtype, weight_format, platform) -> str | None`, `description() -> str` and
+# `expert_matmul(x, weight, index, experts)`. The reference objects to nothing.
+BACKENDS = {"reference": reference}
+
+
+def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int, experts: jax.Array, *,
+                  backend: str) -> jax.Array:  # fmt: skip
+    """x[r] @ weight[index, experts[r]]ᵀ for every row r, accumulated in float32; only those matrices are read.
+
+    x: [R, K] in the compute dtype (float32 or bfloat16), in any order; K may be short of the weight's padded K by
+    padding. weight: a stack [S, E, N, K]. index: int32 scalar, clamped to the stack. experts: int32 [R]; an expert
+    outside 0 … E − 1 is another core's, or padding: its row is zero. backend: a key of `BACKENDS`, as `choose` gives
+    it. Returns float32 [R, N].
+    """
+    return BACKENDS[backend].expert_matmul(x, weight, jnp.asarray(index, jnp.int32), experts)
+
+
+def choose(dtype, weight_format: str, platform: str) -> str:
+    """The backend for x of `dtype` and weights of the format of this name: the first that does not object."""
+    return explain(dtype, weight_format, platform)[0]
+
+
+def explain(dtype, weight_format: str, platform: str) -> tuple[str, str]:
+    """The backend that `choose` gives, and why."""
+    return choice.explain(BACKENDS, dtype, weight_format, platform)
+
+
+def implementation(platform: str) -> dict[str, str]:
+    """{"backend", "reason"} on a platform for float32 activations; with every format named where they differ."""
+    return choice.implementation(BACKENDS, platform)
