@@ -18,10 +18,13 @@ from jaxwafer.partition.plan import uniform
 from jaxwafer.quant.formats import FORMATS, choose
 from jaxwafer.roofline.table import amount
 
+# Fields of a kind that are the model's, shown otherwise, or names on the hub.
+UNSHOWN = ("hidden", "eps", "rope", "prefix", "names", "router_name", "shared_names")
+
 
 @dataclass
 class Inspect:
-    """Print layers, kinds, parameters, bytes by format, and KV bytes a token; works from a config alone."""
+    """Print layers, kinds, parameters, bytes by format, of KV a token and of state a request; works from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
@@ -63,6 +66,8 @@ class Inspect:
             table.add_row(
                 f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes"
             )
+        state = CacheShape(placement=placement, format=KVFormat(name="f32"), block=1, blocks=1).wafer_state_bytes(0)
+        table.add_row("state a request", amount(state, "B"), f"{state:,} bytes, float32")
         Console().print(table)
 
     def _formats(self, native: str) -> tuple[Formats, str]:
@@ -74,8 +79,9 @@ class Inspect:
 
 
 def describe(kind) -> str:
-    """A kind's sizes, such as "heads 9, kv_heads 3"."""
-    sizes = [f"{f.name} {getattr(kind, f.name)}" for f in fields(kind) if f.name not in ("hidden", "eps", "rope")]
+    """A kind's sizes, such as "heads 9, kv_heads 3", and what sets it apart from the plain one."""
+    shown = [f for f in fields(kind) if f.name not in UNSHOWN and getattr(kind, f.name) != f.default]
+    sizes = [f"{f.name} {getattr(kind, f.name)}" for f in shown]
     rope = getattr(kind, "rope", None)
     if isinstance(rope, Rope):
         sizes.append(f"RoPE theta {rope.theta:g}" + (f", {type(rope.scaling).__name__}" if rope.scaling else ""))

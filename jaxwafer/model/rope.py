@@ -113,11 +113,10 @@ class YarnScaling:
         return 1.0 + 0.1 * weight * math.log(max(self.factor, 1.0))
 
 
-def rope_from_config(config: dict, *, dims: int, partial: float | None = None,
-                     interleaved: bool = False) -> Rope:  # fmt: skip
+def rope_from_config(config: dict, *, dims: int, interleaved: bool = False, partial: float | None = None) -> Rope:
     """The `Rope` of a Hugging Face config (`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`).
 
-    dims: of a head. partial: in families with a `partial_rotary_factor`, its default; None where there is no such field.
+    dims: of a head. partial: in families with a `partial_rotary_factor`, its default.
     """
     field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     parameters = config.get(field) or {}

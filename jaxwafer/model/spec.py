@@ -18,6 +18,7 @@ class ModelSpec:
 
     family: the config's architecture. layers: in order. tied: the head is the embedding. max_context: positions the
     model was made for. native: the format name that a bare checkpoint of this config stores its matrices in.
+    norm_shift: 1 where the final norm's weights are stored around zero.
     """
 
     family: str
@@ -28,13 +29,14 @@ class ModelSpec:
     tied: bool
     max_context: int
     native: str
+    norm_shift: float = 0.0
 
     def globals(self) -> tuple[Weight, ...]:
         """Weights outside the layers: embedding, final norm and, unless tied, the head."""
         hidden, vocab = Axis(name="hidden", size=self.hidden), Axis(name="vocab", size=self.vocab)
         weights = [
             Weight(name="embedding", hub="model.embed_tokens.weight", axes=(vocab, hidden), role="embedding"),
-            Weight(name="final_norm", hub="model.norm.weight", axes=(hidden,), role="vector"),
+            Weight(name="final_norm", hub="model.norm.weight", axes=(hidden,), role="vector", shift=self.norm_shift),
         ]
         if not self.tied:
             weights.append(Weight(name="head", hub="lm_head.weight", axes=(vocab, hidden), role="head"))
