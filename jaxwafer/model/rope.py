@@ -127,6 +127,8 @@ def rope_from_config(config: dict, *, dims: int, interleaved: bool = False, part
     if "rope_theta" not in parameters:
         parameters["rope_theta"] = 10000.0 if config.get("rope_theta") is None else config["rope_theta"]
     theta = _positive(parameters, "rope_theta")
+    if theta <= 1:
+        raise UserError(f"config.json: 'rope_theta' should be above 1, not {theta:g}")
     if partial is not None:
         parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or partial)
         dims = int(dims * _positive(parameters, "partial_rotary_factor"))
