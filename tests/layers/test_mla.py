@@ -26,7 +26,8 @@ LENGTHS, COUNTS = [3, 4, 5, 9, 32, 30, 6], [3, 1, 2, 3, 1, 3, 0]
 
 def kind(**changes) -> MLA:
     base = {"hidden": HIDDEN, "heads": HEADS, "nope": NOPE, "rope_dims": ROPE, "value_dim": VALUE, "rank": RANK,
-            "rope": Rope(theta=100.0, dims=ROPE, interleaved=True), "scale": 0.4, "eps": 1e-3, "q_rank": Q_RANK}  # fmt: skip
+            "rope": Rope(theta=100.0, dims=ROPE, interleaved=True), "scale": 0.4, "eps": 1e-3,
+            "q_rank": Q_RANK}  # fmt: skip
     return MLA(**(base | changes))
 
 
