@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: `Glm4MoeForCausalLM`. The layer for multi-token prediction that follows the last is not read."""
+"""GLM-4.5, 4.6 and 4.7: `Glm4MoeForCausalLM`. The layer for multi-token prediction after the last is not read."""
 
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA
@@ -62,5 +62,14 @@ def mixture(config: Config, hidden: int, eps: float) -> MoE:
         groups=groups,
         kept_groups=kept,
     )
-    shared = config.take("n_shared_experts", int, 1) * intermediate
-    return MoE(hidden=hidden, experts=experts, intermediate=intermediate, router=router, eps=eps, shared=shared)
+    shared = config.take("n_shared_experts", int, 1)
+    if shared < 0:
+        raise UserError(f"config.json: 'n_shared_experts' must not be negative, as {shared} is")
+    return MoE(
+        hidden=hidden,
+        experts=experts,
+        intermediate=intermediate,
+        router=router,
+        eps=eps,
+        shared=shared * intermediate,
+    )

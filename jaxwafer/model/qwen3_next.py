@@ -3,7 +3,6 @@
 Tensors under `mtp.`, which predict the token after the next, and `model.visual.` are known and not read.
 """
 
-
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA
 from jaxwafer.model.config import Config
