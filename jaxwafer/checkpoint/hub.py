@@ -45,7 +45,8 @@ class HubCheckpoint:
     def __init__(self, folder: str | Path):
         self.path = Path(folder)
         self.config = read_config(self.path)
-        tensors = _tensors(self.path)
+        # A text model within a multimodal one has the names that it would have alone.
+        tensors = {name.replace("language_model.", "", 1): tensor for name, tensor in _tensors(self.path).items()}
         scaled = {name + SCALE for name, tensor in tensors.items() if tensor.dtype == "F8_E4M3"}
         self._scales = {name: tensors.pop(name) for name in scaled & tensors.keys()}
         self._tensors = tensors

@@ -20,7 +20,7 @@ from jaxwafer.roofline.table import amount
 
 @dataclass
 class Inspect:
-    """Print layers, kinds, parameters, bytes by format, and KV bytes a token; works from a config alone."""
+    """Print layers, kinds, parameters, bytes by format, of KV a token and of state a request; works from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
@@ -62,6 +62,8 @@ class Inspect:
             table.add_row(
                 f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes"
             )
+        state = CacheShape(placement=placement, format=KVFormat(name="f32"), block=1, blocks=1).wafer_state_bytes(0)
+        table.add_row("state a request", amount(state, "B"), f"{state:,} bytes, float32")
         print_table(table)
 
     def _formats(self, native: str) -> tuple[Formats, str]:
