@@ -13,6 +13,7 @@ FAMILIES = {
     "Glm4MoeForCausalLM": glm4_moe.spec,
     "KimiK2ForCausalLM": deepseek.spec,
     "KimiK25ForConditionalGeneration": text_of(deepseek.spec),
+    "KimiK3ForConditionalGeneration": text_of(kimi_linear.spec),
     "KimiLinearForCausalLM": kimi_linear.spec,
     "LlamaForCausalLM": llama.spec,
     "Qwen3ForCausalLM": qwen3.spec,

@@ -26,13 +26,14 @@ class Axis:
 
     name: the logical name (a key of `MESH_AXES` if it is sharded). size: elements. unit: elements that stay together on
     one core, such as a head or a quantisation group. within: where the elements are in a tensor on the hub that holds
-    more than this weight; None where it holds just this.
+    more than this weight; None where it holds just this. padded: the hub's tensors may have further elements.
     """
 
     name: str
     size: int
     unit: int = 1
     within: "Within | None" = None
+    padded: bool = False
 
     @property
     def hub_size(self) -> int:

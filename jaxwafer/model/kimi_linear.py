@@ -1,10 +1,12 @@
-"""Kimi Linear: Kimi Delta Attention, in some layers latent attention without position embedding, and experts."""
+"""Kimi Linear and the text of Kimi K3: Kimi Delta Attention, in some layers latent attention without position
+embedding, and experts. K3 adds gates, experts on a latent and block attention residuals."""
 
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import MLA
 from jaxwafer.model.config import Config
 from jaxwafer.model.linear import KDA
-from jaxwafer.model.mlp import DenseMLP, MoE, Router
+from jaxwafer.model.mlp import Activation, DenseMLP, MoE, Router
+from jaxwafer.model.residual import BlockResidual
 from jaxwafer.model.spec import Layer, ModelSpec
 
 # transformers writes the fields of `linear_attn_config` under these names too.
@@ -19,15 +21,20 @@ def spec(fields: dict) -> ModelSpec:
     config = Config(fields)
     hidden, eps = config.positive("hidden_size"), config.take("rms_norm_eps", float)
     layers = config.positive("num_hidden_layers")
-    config.require("hidden_act", "silu")
+    activation = _activation(config)
     # Of training; and of tensors past the last layer that predict the token after the next.
     config.skip("output_router_logits", "num_nextn_predict_layers")
+    # What older transformers wrote of every model.
+    for name in ("add_cross_attention", "is_decoder", "tie_encoder_decoder"):
+        config.require(name, False)
+    config.require("pruned_heads", {})
     linear = linear_config(config)
     full, kda = full_layers(config, linear, layers), kda_mixer(linear, hidden, eps)
     linear.finish()
     mla = _mla(config, hidden, eps)
-    dense = DenseMLP(hidden=hidden, intermediate=config.positive("intermediate_size"), eps=eps)
-    sparse, experts = _sparse_layers(config, layers), _experts(config, hidden, eps)
+    dense = DenseMLP(hidden=hidden, intermediate=config.positive("intermediate_size"), eps=eps, activation=activation)
+    sparse, experts = _sparse_layers(config, layers), _experts(config, hidden, eps, activation)
+    every = config.take("attn_res_block_size", int, None)
     result = ModelSpec(
         family="kimi_linear",
         hidden=hidden,
@@ -37,11 +44,30 @@ def spec(fields: dict) -> ModelSpec:
         ),
         eps=eps,
         tied=config.take("tie_word_embeddings", bool, False),
-        max_context=config.positive("model_max_length"),
+        max_context=_context(config),
         native=config.native_format(),
+        residual=BlockResidual(hidden=hidden, every=every, layers=layers, eps=eps) if every else None,
     )
     config.finish()
     return result
+
+
+def _activation(config: Config) -> Activation:
+    config.require("hidden_act", "silu", "situ")
+    if config.take("hidden_act", str, "silu") == "silu":
+        return Activation()
+    limits = (
+        config.positive("activation_situ_beta", kind=float),
+        config.positive("activation_situ_linear_beta", kind=float),
+    )
+    return Activation(name="situ", limits=limits)
+
+
+def _context(config: Config) -> int:
+    """Kimi Linear and K3 name it differently."""
+    either = config.positive("model_max_length", config.take("max_position_embeddings", int, 0) or ...)
+    config.require("max_position_embeddings", either)
+    return either
 
 
 def linear_config(config: Config) -> Config:
@@ -69,7 +95,7 @@ def full_layers(config: Config, linear: Config, layers: int) -> set[int]:
     return {n for n, kind in each if kind == "full_attention"}
 
 
-def kda_mixer(linear: Config, hidden: int, eps: float, stored_heads: int | None = None) -> KDA:
+def kda_mixer(linear: Config, hidden: int, eps: float) -> KDA:
     """The mixer of a `linear_attn_config`; what is named there and not here makes `finish` fail."""
     dim, taps = linear.positive("head_dim"), linear.positive("short_conv_kernel_size")
     if taps < 2:
@@ -87,7 +113,6 @@ def kda_mixer(linear: Config, hidden: int, eps: float, stored_heads: int | None 
         decay_rank=dim,
         gate_rank=None if linear.take("use_full_rank_gate", bool, False) else dim,
         lower_bound=bound,
-        stored_heads=stored_heads,
     )
 
 
@@ -112,6 +137,7 @@ def _mla(config: Config, hidden: int, eps: float) -> MLA:
         scale=(nope + shared) ** -0.5,
         eps=eps,
         q_rank=config.take("q_lora_rank", int, None),
+        gate=config.take("mla_use_output_gate", bool, False),
     )
 
 
@@ -130,11 +156,14 @@ def _sparse_layers(config: Config, layers: int) -> set[int]:
     return {n for n, kind in enumerate(kinds) if kind == "sparse"}
 
 
-def _experts(config: Config, hidden: int, eps: float) -> MoE:
+def _experts(config: Config, hidden: int, eps: float, activation: Activation) -> MoE:
     experts, chosen = config.positive("num_experts"), config.positive("num_experts_per_token")
     groups, kept = config.positive("num_expert_group", 1), config.positive("topk_group", 1)
     config.require("moe_router_activation_func", "sigmoid")
     config.require("use_grouped_topk", True)
+    config.require("topk_method", "noaux_tc")
+    latent = config.take("routed_expert_hidden_size", int, None)
+    config.require("latent_moe_use_norm", latent is not None)
     if experts % groups or kept > groups or chosen > experts // groups * kept:
         raise UserError(
             f"config.json: {chosen} experts a token cannot come from {kept} of {groups} groups of {experts} experts"
@@ -155,6 +184,8 @@ def _experts(config: Config, hidden: int, eps: float) -> MoE:
         ),
         eps=eps,
         shared=intermediate * config.take("num_shared_experts", int),
+        latent=latent,
+        activation=activation,
         prefix="block_sparse_moe.",
         names=("w1", "w3", "w2"),
     )

@@ -9,7 +9,7 @@ from jaxwafer.model.spec import ModelSpec
 # What says how images and videos are put in among the tokens.
 VISION = (
     "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "ignore_index",
-    "media_placeholder_token_id", "use_unified_vision_chunk", "video_placeholder",
+    "media_placeholder_token_id", "image_placeholder", "use_unified_vision_chunk", "video_placeholder",
 )  # fmt: skip
 
 
