@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.cache.blocks import BlockAllocator
-from jaxwafer.cache.kv import CacheShape, KVFormat, allocate, even_blocks
+from jaxwafer.cache.kv import CacheShape, KVFormat, allocate, block_shards, even_blocks
 from jaxwafer.checkpoint.load import formats_for, load_weights
 from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.checkpoint.source import Checkpoint
@@ -150,7 +150,9 @@ class Engine:
 
         self.weights = load_weights(checkpoint, self.placement, self.mesh, self.programs.weight_formats, arrived)
         self._cache = allocate(self.programs.abstract_cache, self.programs.cache_formats)
-        self.queue = Queue(sizes, BlockAllocator(blocks, options.block), options.max_context)
+        self.queue = Queue(
+            sizes, BlockAllocator(blocks, options.block, block_shards(self.placement)), options.max_context
+        )
         self._eos = np.resize(np.array(self.tokenizer.eos_ids or [-1], np.int32), sizes.eos)
         self._flight, self._round = self.programs.idle_flight(), 0
         self._requests, self._slots, self._changed = None, None, True

@@ -81,8 +81,13 @@ class MemoryCheckpoint:
 
 
 def checkpoint(seed: int = 0, form: str = "f32", eos_ids: tuple[int, ...] = (), **changes) -> MemoryCheckpoint:
-    """Random weights, large enough that greedy tokens vary and margins are far above rounding."""
-    fields = config(**changes)
+    """A tiny Llama with random weights, large enough that greedy tokens vary and margins are far above rounding."""
+    return random_checkpoint(config(**changes), seed, form, eos_ids)
+
+
+def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
+                      eos_ids: tuple[int, ...] = ()) -> MemoryCheckpoint:  # fmt: skip
+    """The same for the config of any family."""
     spec, rng = spec_from_config(fields), np.random.default_rng(seed)
     tensors = {}
 
@@ -97,7 +102,8 @@ def checkpoint(seed: int = 0, form: str = "f32", eos_ids: tuple[int, ...] = (), 
     for number, layer in enumerate(spec.layers):
         for part in (layer.mixer, layer.mlp):
             for weight in part.weights():
-                add(f"model.layers.{number}.{weight.hub}", weight.shape)
+                for expert in range(weight.shape[0] if weight.per_expert else 1):
+                    add(f"model.layers.{number}.{weight.hub.replace('{expert}', str(expert))}", weight.hub_shape)
     return MemoryCheckpoint(fields, tensors, form=form, eos_ids=eos_ids)
 
 

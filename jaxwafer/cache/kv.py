@@ -122,10 +122,16 @@ class CacheShape:
         return tuple({f.name: field(f) for f in s.kind.cache()} for s in self.placement.mixers)
 
 
-def even_blocks(placement: Placement, blocks: int) -> int:
-    """`blocks`, rounded up to a multiple of the cores where a field spreads its blocks over them."""
+def block_shards(placement: Placement) -> int:
+    """Among how many cores the blocks of a wafer are divided: 1 where every core has its own heads of all blocks."""
     spread = any(getattr(f, "spread", False) for s in placement.mixers for f in s.kind.cache())
-    return -(-blocks // placement.cores) * placement.cores if spread else blocks
+    return placement.cores if spread else 1
+
+
+def even_blocks(placement: Placement, blocks: int) -> int:
+    """`blocks`, rounded up to a multiple of `block_shards`."""
+    shards = block_shards(placement)
+    return -(-blocks // shards) * shards
 
 
 def allocate(abstract, formats):

@@ -35,7 +35,8 @@ class HubCheckpoint:
                 f"{self.path} was made for activations quantised as they come; here only its weights are quantised",
                 stacklevel=2,
             )
-        tensors = _tensors(self.path)
+        # A text model within a multimodal one has the names that it would have alone.
+        tensors = {name.replace("language_model.", "", 1): tensor for name, tensor in _tensors(self.path).items()}
         self._packed = collect(tensors, self.path)
         self._tensors = tensors
         self._reader = PackedReader(quantization, self.path)

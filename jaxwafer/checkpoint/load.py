@@ -112,8 +112,11 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
 
 def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
     shape = tuple(checkpoint.shape(name))
-    if shape != weight.hub_shape:
-        axes = " x ".join(f"{a.hub_size} ({a.name})" for a in weight.axes[weight.per_expert :])
+    wanted = weight.axes[weight.per_expert :]
+    if len(shape) != len(wanted) or not all(
+        n == a.hub_size or (a.padded and n > a.hub_size) for n, a in zip(shape, wanted, strict=True)
+    ):
+        axes = " x ".join(f"{a.hub_size} ({a.name})" for a in wanted)
         raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
 
 

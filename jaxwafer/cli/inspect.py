@@ -1,7 +1,7 @@
 """`jaxwafer inspect`: what a model is made of and what it weighs."""
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 
 import tyro
 from rich.table import Table
@@ -20,7 +20,7 @@ from jaxwafer.roofline.table import amount
 
 @dataclass
 class Inspect:
-    """Print layers, kinds, parameters, bytes by format, and KV bytes a token; works from a config alone."""
+    """Print layers, kinds, parameters, bytes by format, KV a token and state a request; works from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
@@ -62,6 +62,8 @@ class Inspect:
             table.add_row(
                 f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes"
             )
+        state = CacheShape(placement=placement, format=KVFormat(name="f32"), block=1, blocks=1).wafer_state_bytes(0)
+        table.add_row("state a request", amount(state, "B"), f"{state:,} bytes, float32")
         print_table(table)
 
     def _formats(self, native: str) -> tuple[Formats, str]:
@@ -71,10 +73,25 @@ class Inspect:
         return lambda name, weight: choose(self.weights, weight.role, FORMATS[native]), "by the config alone"
 
 
+# Fields that are no sizes, or stand elsewhere in the table.
+UNNAMED = frozenset("hidden eps rope prefix names router_name shared_names".split())
+
+
 def describe(kind) -> str:
-    """A kind's sizes, such as "heads 9, kv_heads 3"."""
-    sizes = [f"{f.name} {getattr(kind, f.name)}" for f in fields(kind) if f.name not in ("hidden", "eps", "rope")]
+    """A kind's sizes and what differs from its defaults, such as "heads 9, kv_heads 3"."""
+    shown = []
+    for f in fields(kind):
+        value = getattr(kind, f.name)
+        if f.name in UNNAMED or value == f.default:
+            continue
+        if value is True:
+            shown.append(f.name)
+        elif is_dataclass(value):
+            shown.append(f"{f.name} ({describe(value)})")
+        else:
+            shown.append(f"{f.name} {value}")
     rope = getattr(kind, "rope", None)
     if isinstance(rope, Rope):
-        sizes.append(f"RoPE theta {rope.theta:g}" + (f", {type(rope.scaling).__name__}" if rope.scaling else ""))
-    return ", ".join(sizes)
+        scaling = f", {type(rope.scaling).__name__}" if rope.scaling else ""
+        shown.append(f"RoPE theta {rope.theta:g} on {rope.dims}{scaling}")
+    return ", ".join(shown)

@@ -29,7 +29,7 @@ def project(kind: GQA, weights: dict, layer: jax.Array, x: jax.Array, step: Step
     q, k, v = heads("q"), heads("k"), heads("v")
     if kind.rope is not None:
         cos, sin = angles(kind.rope, step.positions(x.shape[1]))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = (rotate(a, cos, sin, interleaved=kind.rope.interleaved) for a in (q, k))
     carry = {"q": q}
     if kind.gate:
         carry["gate"] = jax.nn.sigmoid(ops.matmul(normed, weights["gate"], layer))

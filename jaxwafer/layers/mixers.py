@@ -13,10 +13,10 @@ A mixer's module has pure functions on one core's shard, run in this order with 
 
 from types import ModuleType
 
-from jaxwafer.layers import gqa
-from jaxwafer.model.kinds import GQA, Mixer
+from jaxwafer.layers import gdn, gqa, kda, mla
+from jaxwafer.model.kinds import GQA, KDA, MLA, GatedDeltaNet, Mixer
 
-MODULES: dict[type, ModuleType] = {GQA: gqa}
+MODULES: dict[type, ModuleType] = {GQA: gqa, MLA: mla, KDA: kda, GatedDeltaNet: gdn}
 
 
 def module(kind: Mixer) -> ModuleType:

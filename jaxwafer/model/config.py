@@ -10,7 +10,13 @@ IGNORED = frozenset(
     _name_or_path architectures model_type torch_dtype dtype transformers_version use_cache initializer_range
     attention_dropout pad_token_id bos_token_id eos_token_id unk_token_id pretraining_tp is_llama_config
     rope_interleaved max_window_layers _attn_implementation_autoset chunk_size_feed_forward output_hidden_states
-    output_attentions return_dict id2label label2id problem_type is_encoder_decoder transformers.js_config
+    output_attentions return_dict id2label label2id problem_type is_encoder_decoder transformers.js_config auto_map
+    bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_scores prefix remove_invalid_values repetition_penalty return_dict_in_generate
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torchscript
+    typical_p use_bfloat16
     """.split()
 )
 

@@ -26,13 +26,14 @@ class Axis:
 
     name: the logical name (a key of `MESH_AXES` if it is sharded). size: elements. unit: elements that stay together on
     one core, such as a head or a quantisation group. within: where the elements are in a tensor on the hub that holds
-    more than this weight; None where it holds just this.
+    more than this weight; None where it holds just this. padded: the hub's tensors may have further elements.
     """
 
     name: str
     size: int
     unit: int = 1
     within: "Within | None" = None
+    padded: bool = False
 
     @property
     def hub_size(self) -> int:
@@ -61,7 +62,7 @@ class Axis:
         >>> Axis(name="mlp", size=3).placed(2).tolist()
         [0, 1, 2, -1]
         """
-        step = shards * self.unit if self.mesh_axes else 1
+        step = shards * self.unit if shards > 1 else 1
         padded = -(-self.size // step) * step
         index = np.arange(padded)
         index[self.size :] = -1

@@ -12,7 +12,7 @@ class KDA:
 
     taps: width of the causal depthwise convolutions of q, k and v. lower_bound: decay g = lower_bound·σ(exp(A)·z) where
     it is given, otherwise −exp(A)·softplus(z). gate_rank: rank of the output gate, None for a full matrix. decay_rank:
-    rank of the decay's projection. stored_heads: entries of `A_log` on the hub, of which the first `heads` are used.
+    rank of the decay's projection.
     """
 
     hidden: int
@@ -24,14 +24,11 @@ class KDA:
     decay_rank: int
     gate_rank: int | None
     lower_bound: float | None = None
-    stored_heads: int | None = None
 
     def weights(self) -> tuple[Weight, ...]:
         hidden, one = Axis(name="hidden", size=self.hidden), Axis(name="one", size=1)
         keys, values, each = (self._heads(n) for n in (self.key_dim, self.value_dim, 1))
         taps, low = Axis(name="taps", size=self.taps), Axis(name="rank", size=self.decay_rank)
-        stored = self.stored_heads or self.heads
-        used = Within(start=0, run=self.heads, width=stored) if stored != self.heads else None
         found = [
             vector("norm", "input_layernorm.weight", hidden),
             matrix("q", "self_attn.q_proj.weight", keys, hidden),
@@ -40,7 +37,7 @@ class KDA:
             vector("q_conv", "self_attn.q_conv1d.weight", keys, one, taps),
             vector("k_conv", "self_attn.k_conv1d.weight", keys, one, taps),
             vector("v_conv", "self_attn.v_conv1d.weight", values, one, taps),
-            vector("a_log", "self_attn.A_log", one, one, Axis(name="heads", size=self.heads, within=used), one),
+            vector("a_log", "self_attn.A_log", one, one, Axis(name="heads", size=self.heads, padded=True), one),
             vector("dt_bias", "self_attn.dt_bias", keys),
             matrix("f_a", "self_attn.f_a_proj.weight", low, hidden),
             matrix("f_b", "self_attn.f_b_proj.weight", keys, low),

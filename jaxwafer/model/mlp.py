@@ -72,8 +72,8 @@ class MoE:
 
     shared: columns of the shared experts taken together, 0 for none; shared_gate: their output is multiplied by
     σ(shared_gate x). latent: experts work on a projection of this size (K3's latent MoE), otherwise None. expert_bias:
-    biases of the experts' matrices. prefix, names: on the hub. fused: gate and up of all experts in one tensor with
-    interleaved rows (gpt-oss).
+    biases of the experts' matrices. prefix, names: on the hub. fused: gate and up of all experts in one tensor, with
+    interleaved rows (gpt-oss) or as two halves where `halves` is set (Qwen3.5).
     """
 
     hidden: int
@@ -86,6 +86,7 @@ class MoE:
     latent: int | None = None
     expert_bias: bool = False
     fused: bool = False
+    halves: bool = False
     activation: Activation = Activation()
     norm_shift: float = 0.0
     prefix: str = "mlp."
@@ -128,8 +129,10 @@ class MoE:
     def _fused_experts(self) -> list[Weight]:
         experts, columns = Axis(name="experts", size=self.experts), Axis(name="columns", size=self.intermediate)
         found = []
-        for start, name in enumerate(("gate", "up")):
-            rows = Axis(name="columns", size=self.intermediate, within=Within(start=start, run=1, width=2))
+        run = self.intermediate if self.halves else 1
+        for number, name in enumerate(("gate", "up")):
+            within = Within(start=number * run, run=run, width=2 * run)
+            rows = Axis(name="columns", size=self.intermediate, within=within)
             hub = f"{self.prefix}experts.gate_up_proj"
             found.append(Weight(name=name, hub=hub, axes=(experts, rows, self._width), role="mlp"))
             if self.expert_bias:

@@ -15,6 +15,8 @@ OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
     "matmul": matmul.implementation,
     "expert_matmul": expert_matmul.implementation,
     "attention": only_reference,
+    "delta rule": only_reference,
+    "causal convolution": only_reference,
     "sampling": only_reference,
 }
 

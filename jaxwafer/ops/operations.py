@@ -6,6 +6,8 @@ import jax
 
 from jaxwafer.ops.attention import api as attention
 from jaxwafer.ops.backends import implementations
+from jaxwafer.ops.causal_conv import api as causal_conv
+from jaxwafer.ops.delta_rule import api as delta_rule
 from jaxwafer.ops.expert_matmul import api as expert_matmul
 from jaxwafer.ops.matmul import api as matmul
 from jaxwafer.ops.pages import Pages
@@ -36,6 +38,22 @@ class Operations:
         return attention.paged_attention(
             q, k, v, layer, step, scale=scale, window=window, sinks=sinks, backend="reference"
         )
+
+    def latent_attention(self, q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
+                         first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+        """As `ops.attention.api.latent_attention`."""
+        return attention.latent_attention(
+            q, latent, layer, step, rank=rank, scale=scale, first=first, backend="reference"
+        )
+
+    def delta_rule(self, q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array,
+                   state: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+        """As `ops.delta_rule.api.delta_rule`."""
+        return delta_rule.delta_rule(q, k, v, g, beta, state, backend="reference")
+
+    def causal_conv(self, x: jax.Array, past: jax.Array, weight: jax.Array, count: jax.Array):
+        """As `ops.causal_conv.api.causal_conv`."""
+        return causal_conv.causal_conv(x, past, weight, count, backend="reference")
 
     def report(self, dtype, formats: list[str], expert_formats: list[str]) -> dict[str, dict[str, str]]:
         """{operation: {"backend", "reason"}} of a program with activations of `dtype`, and weights and experts in

@@ -63,7 +63,8 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
         nonlocal padding
         nbytes = times * storage.wafer_bytes(place.wafers, place.cores)
         weights[storage.format.name] += nbytes
-        padding += nbytes * storage.padding
+        # Experts are padded by whole ones, which no token reads.
+        padding += 0.0 if storage.weight.of_experts else nbytes * storage.padding
 
     for stack in (*place.mixers, *place.residuals):
         for storage in stack.weights.values():
@@ -138,10 +139,17 @@ def imbalance(cache: CacheShape, counts: Counts) -> float:
     place = cache.placement
     ticks = np.maximum(counts.busy_ticks, 1)
     each = np.zeros(counts.busy_ticks.shape)
+    wafers = np.zeros(place.wafers)
     for stack in place.stacks:
-        each += layer_counts(place, stack) * place.layer_bytes(stack)
+        fixed = [s.wafer_bytes(place.wafers, place.cores) for s in stack.weights.values() if not s.weight.of_experts]
+        each += layer_counts(place, stack) * sum(fixed)
+    for number, stack in enumerate(place.mlps):
+        for storage in stack.weights.values():
+            if storage.weight.of_experts:
+                expert = storage.wafer_bytes(place.wafers, place.cores) / len(storage.index[0])
+                wafers += counts.experts[:, number] / ticks.max(axis=1) * expert
     for stack in place.mixers:
         moved = cache.token_bytes(stack) * counts.kv_rows + 2 * cache.state_bytes(stack) * counts.tokens
         each += layer_counts(place, stack) * moved / ticks
-    wafers = each.sum(axis=1)
+    wafers += each.sum(axis=1)
     return float(wafers.max() / wafers.mean())

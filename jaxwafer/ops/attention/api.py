@@ -1,4 +1,4 @@
-"""Causal attention over a paged KV cache: the signature, and the backends."""
+"""Causal attention over a paged KV cache: the signatures, and the backends."""
 
 import jax
 
@@ -19,3 +19,16 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
     see nothing give 0. Returns float32, like q.
     """
     return BACKENDS[backend].paged_attention(q, k, v, layer, step, scale=scale, window=window, sinks=sinks)
+
+
+def latent_attention(q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
+                     first: jax.Array, backend: str) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Causal attention of every head over one shared key a token, whose first `rank` elements are its value, in those
+    of a request's live blocks that `latent` holds; no others are read.
+
+    q: [B, T, heads, width], absorbed queries. latent: [.., blocks, block, 1, width], blocks `first` (int32 scalar) and
+    after of those that step.table numbers. Returns float32 parts of a softmax, to be joined with those over other
+    blocks: the highest score [B, T, heads] (−inf: none), the sum of exp(score − highest) [B, T, heads], and the values
+    weighted by it [B, T, heads, rank].
+    """
+    return BACKENDS[backend].latent_attention(q, latent, layer, step, rank=rank, scale=scale, first=first)
