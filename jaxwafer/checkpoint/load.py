@@ -113,6 +113,8 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
 def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
     shape = tuple(checkpoint.shape(name))
     wanted = weight.axes[weight.per_expert :]
+    if weight.transposed and checkpoint.stored(name).scale is None:
+        wanted = (*wanted[:-2], wanted[-1], wanted[-2])
     if len(shape) != len(wanted) or not all(
         n == a.hub_size or (a.padded and n > a.hub_size) for n, a in zip(shape, wanted, strict=True)
     ):
@@ -123,7 +125,10 @@ def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
 def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
     """A tensor of the hub; the shape of an expert's is checked only here."""
     _check_shape(checkpoint, weight, name)
-    return checkpoint.read(name)
+    tensor = checkpoint.read(name)
+    if weight.transposed and tensor.format.scale is None:
+        return tensor.replace(values=np.swapaxes(tensor.values, -1, -2))
+    return tensor
 
 
 def _placed(tensor: QuantizedArray, storage: Storage, index: tuple[np.ndarray, ...]) -> QuantizedArray:
