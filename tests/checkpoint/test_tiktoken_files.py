@@ -16,8 +16,9 @@ Numbers such as 12345 and 2024 are cut in threes; spaces    of    any    length,
 
 lines. 北京市是中国的首都，也是政治中心。 中文English混合。 Les élèves étudient à l'école. aaaa aaaaa aaaaaaaa """
 WORDS = [
-    "The", " capital", " of", " the", "isn't", " don't", "I'LL", "12345", "1234567", "北京市", "中文", "English", 
-    "混合",    " étudient", "e\u0301", "aaaaaaa", "    ", "\n\n", " \n", "。", "🙂", "WORLDly", " x", "ひらがな", "\u00a0", "\x00",
+    "The", " capital", " of", " the", "isn't", " don't", "I'LL", "12345", "1234567", "北京市", "中文", "English",
+    "混合", " étudient", "e\u0301", "aaaaaaa", "    ", "\n\n", " \n", "。", "🙂", "WORLDly", " x", "ひらがな",
+    "\u00a0", "\x00",
 ]  # fmt: skip
 ADDED = {"[BOS]": True, "[EOS]": True, "<|im_end|>": True, "<|im_user|>": True, "<think>": False, "</think>": False}
 
