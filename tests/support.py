@@ -81,8 +81,12 @@ class MemoryCheckpoint:
 
 
 def checkpoint(seed: int = 0, form: str = "f32", eos_ids: tuple[int, ...] = (), **changes) -> MemoryCheckpoint:
-    """Random weights, large enough that greedy tokens vary and margins are far above rounding."""
-    fields = config(**changes)
+    """A Llama with random weights."""
+    return random_checkpoint(config(**changes), seed, form, eos_ids)
+
+
+def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32", eos_ids: tuple[int, ...] = ()):
+    """Random weights of any family, large enough that greedy tokens vary and margins are far above rounding."""
     spec, rng = spec_from_config(fields), np.random.default_rng(seed)
     tensors = {}
 
@@ -97,7 +101,10 @@ def checkpoint(seed: int = 0, form: str = "f32", eos_ids: tuple[int, ...] = (), 
     for number, layer in enumerate(spec.layers):
         for part in (layer.mixer, layer.mlp):
             for weight in part.weights():
-                add(f"model.layers.{number}.{weight.hub}", weight.shape)
+                name = f"model.layers.{number}.{weight.hub}"
+                for one in [name.format(expert=n) for n in range(weight.shape[0])] if weight.per_expert else (name,):
+                    if one not in tensors:
+                        add(one, weight.hub_shape)
     return MemoryCheckpoint(fields, tensors, form=form, eos_ids=eos_ids)
 
 

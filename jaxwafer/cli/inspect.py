@@ -24,7 +24,7 @@ UNSHOWN = ("hidden", "eps", "rope", "prefix", "names", "router_name", "shared_na
 
 @dataclass
 class Inspect:
-    """Print layers, kinds, parameters, bytes by format, of KV a token and of state a request; works from a config alone."""
+    """Print layers, kinds, parameters, bytes by format, of KV a token and of state a request; from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
