@@ -92,6 +92,8 @@ def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
     tensors = {}
 
     def add(name: str, shape: tuple[int, ...]) -> None:
+        if name in tensors:  # which several weights are parts of
+            return
         if len(shape) == 1:
             tensors[name] = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
         else:
