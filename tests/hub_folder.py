@@ -18,8 +18,8 @@ def write_tokenizer(folder: Path, vocab: int) -> None:
 
 def write_checkpoint(folder: Path, source: MemoryCheckpoint) -> Path:
     """A checkpoint of float32 tensors as config.json, model.safetensors and tokenizer.json."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(source.config))
     safetensors.numpy.save_file(source.tensors, folder / "model.safetensors")
-    write_tokenizer(folder, source.config["vocab_size"])
+    write_tokenizer(folder, source.config.get("text_config", source.config)["vocab_size"])
     return folder

@@ -93,6 +93,8 @@ def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
     tensors = {}
 
     def add(name: str, shape: tuple[int, ...]) -> None:
+        if name in tensors:  # which several weights are parts of
+            return
         if len(shape) == 1:
             tensors[name] = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
         else:
@@ -105,8 +107,8 @@ def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
     for weight in spec.globals():
         add(weight.hub, weight.shape)
     for number, layer in enumerate(spec.layers):
-        for part in (layer.mixer, layer.mlp):
-            for weight in part.weights():
+        for part in (layer.mixer, layer.mlp, spec.residual):
+            for weight in part.weights() if part else ():
                 for expert in range(weight.shape[0] if weight.per_expert else 1):
                     add(f"model.layers.{number}.{weight.hub.replace('{expert}', str(expert))}", hub_shape(weight))
     return MemoryCheckpoint(fields, tensors, form=form, eos_ids=eos_ids)

@@ -110,9 +110,18 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
     return assemble(parts, storage.format)
 
 
+def _shape(checkpoint: Checkpoint, weight: Weight, name: str) -> tuple[int, ...]:
+    """The shape of a tensor of the hub with all its declared axes. A file may leave out the axes named `one`: A_log is
+    [1, 1, 32, 1] in Kimi Linear and [128] in Kimi K3."""
+    shape, wanted = tuple(checkpoint.shape(name)), weight.axes[weight.per_expert :]
+    if len(shape) == sum(a.name != "one" for a in wanted):
+        sizes = iter(shape)
+        return tuple(1 if a.name == "one" else next(sizes) for a in wanted)
+    return shape
+
+
 def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
-    shape = tuple(checkpoint.shape(name))
-    wanted = weight.axes[weight.per_expert :]
+    shape, wanted = _shape(checkpoint, weight, name), weight.axes[weight.per_expert :]
     if weight.transposed and checkpoint.stored(name).scale is None:
         wanted = (*wanted[:-2], wanted[-1], wanted[-2])
     if len(shape) != len(wanted) or not all(
@@ -123,12 +132,13 @@ def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
 
 
 def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
-    """A tensor of the hub; the shape of an expert's is checked only here."""
+    """A tensor of the hub with all its declared axes; the shape of an expert's is checked only here."""
     _check_shape(checkpoint, weight, name)
     tensor = checkpoint.read(name)
     if weight.transposed and tensor.format.scale is None:
         return tensor.replace(values=np.swapaxes(tensor.values, -1, -2))
-    return tensor
+    shape = _shape(checkpoint, weight, name)
+    return tensor if len(tensor.values.shape) == len(shape) else tensor.replace(values=tensor.values.reshape(shape))
 
 
 def _placed(tensor: QuantizedArray, storage: Storage, index: tuple[np.ndarray, ...]) -> QuantizedArray:
