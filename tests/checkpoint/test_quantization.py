@@ -21,8 +21,8 @@ def planned(model: str) -> Placement:
 
 
 def test_bytes_of_a_layer_of_kimi_k3():
-    """Experts of a layer have 15.72 GB, a KDA layer 16.99 and an MLA layer 16.57, and a little more here, as vectors and
-    routers are float32."""
+    """Experts of a layer are 15.72 GB, a KDA layer 16.99 and an MLA layer 16.57; here they are a little more, since
+    vectors and routers are float32."""
     got = planned("kimi-k3")
     layer = {type(s.kind).__name__: got.layer_bytes(s) for s in (*got.mixers, *got.mlps)}
     moe = next(s for s in got.mlps if type(s.kind).__name__ == "MoE")
