@@ -56,7 +56,7 @@ def test_yarn_frequencies_of_deepseek_v3():
 
 
 def test_yarn_frequencies_of_kimi_k2_whose_bounds_are_the_same():
-    """beta_fast = beta_slow = 1: at theta 50000 one turn is at pair 19.16: pairs up to 19 are kept, from 20 stretched."""
+    """beta_fast = beta_slow = 1: at theta 50000 one turn is at pair 19.16: up to 19 are kept, from 20 stretched."""
     fields = {"rope_theta": 50000.0, "rope_scaling": YARN | {"beta_fast": 1.0, "factor": 32.0}}
     got, plain = rope_from_config(fields, dims=64).frequencies(), 50000.0 ** -(np.arange(32) / 32)
     np.testing.assert_allclose(got, plain / np.where(np.arange(32) < 20, 1, 32), rtol=1e-6)
