@@ -23,6 +23,10 @@ def run(machine, prompts, new: int = 9):
 @pytest.mark.parametrize("form", ["f32", "mxfp4"])
 def test_laws_1_to_3_mesh_neighbours_slots_and_chunks_change_nothing(form):
     source = random_checkpoint(FIELDS, form=form)
+    # Biases around zero: around one they would drown what the tokens say.
+    for name in source.tensors:
+        if name.endswith("bias") and source.tensors[name].ndim == 1:
+            source.tensors[name] -= 1
     one = engine(source, prefill_chunk=32)
     alone = [run(one, [p])[0] for p in PROMPTS]
     scored = one.score(PROMPTS[2])
