@@ -10,8 +10,9 @@ from jaxwafer.pipeline.queue import Sampling
 
 PROMPTS = [[5, 17, 3], [9], list(range(1, 40)), [7] * 8, [4, 4, 2, 20, 21], list(range(20, 36)), [8, 1]]
 LONG = PROMPTS[2] + PROMPTS[5]
-# Wafers are visited twice; the one in the middle of the second lap has a single layer, of full attention.
-ROUTE = routed((Visit(0, (0, 1)), Visit(1, (2, 3, 4)), Visit(0, (5, 6)), Visit(1, (7,)), Visit(2, (8, 9))), 3)
+# Wafers 0 and 1 are visited twice, and in the same phase run unlike numbers of layers of unlike kinds.
+ROUTE = routed((Visit(0, (0,)), Visit(1, (1, 2)), Visit(0, (3,)), Visit(1, (4,)), Visit(2, (5, 6))), 3)
+TOLERANCE = 5e-5
 
 
 def run(machine, prompts, new: int = 9):
@@ -48,20 +49,20 @@ def test_a_used_slot_gives_the_tokens_of_a_fresh_one(source, alone):
      ("3x2", {"micro_batch": 2})],
 )  # fmt: skip
 def test_mesh_neighbours_slots_and_chunks_change_nothing(mesh, options, source, alone):
-    """Four slots, two or six for seven requests; ten layers on three wafers."""
+    """Four slots, two or six for seven requests; seven layers on three wafers."""
     tokens, scores = alone
     machine = engine(source, mesh=mesh, **options)
     assert run(machine, PROMPTS) == tokens
-    np.testing.assert_allclose(machine.score(LONG), scores, atol=2e-5)
+    np.testing.assert_allclose(machine.score(LONG), scores, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_prefill_in_chunks_gives_the_scores_of_one_chunk(chunk, source, alone):
-    np.testing.assert_allclose(engine(source, prefill_chunk=chunk).score(LONG), alone[1], atol=2e-5)
+    np.testing.assert_allclose(engine(source, prefill_chunk=chunk).score(LONG), alone[1], atol=TOLERANCE)
 
 
 def test_a_route_that_visits_wafers_again_changes_nothing(source, alone):
     tokens, scores = alone
     machine = engine(source, mesh="3x1", partition=ROUTE, micro_batch=2, prefill_chunk=7)
     assert run(machine, PROMPTS) == tokens
-    np.testing.assert_allclose(machine.score(LONG), scores, atol=2e-5)
+    np.testing.assert_allclose(machine.score(LONG), scores, atol=TOLERANCE)
