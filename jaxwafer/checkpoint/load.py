@@ -117,11 +117,16 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
     if not weight.per_expert:
         return _placed(_read(checkpoint, weight, name), storage, storage.index)
     experts, *index = storage.index
+    stored = checkpoint.stored(name.format(expert=0))
     parts: dict[str, np.ndarray] = {}
     for position, expert in enumerate(experts):
         if expert < 0:
             continue
-        tensor = _placed(_read(checkpoint, weight, name.format(expert=expert)), storage, tuple(index))
+        own = name.format(expert=expert)
+        if checkpoint.stored(own) != stored:
+            other = f"{checkpoint.stored(own).name}, but that of expert 0 {stored.name}"
+            raise UserError(f"{checkpoint.path}: {own} is stored as {other}; experts of a layer must be alike")
+        tensor = _placed(_read(checkpoint, weight, own), storage, tuple(index))
         for part in storage.names:
             one = getattr(tensor, part)
             parts.setdefault(part, np.zeros((len(experts), *one.shape), one.dtype))[position] = one
