@@ -21,7 +21,7 @@ from jaxwafer.roofline.table import amount
 
 @dataclass
 class Inspect:
-    """Print layers, kinds, parameters, bytes by format, of KV a token and state a request; works from a config alone."""
+    """Print layers, kinds, parameters, bytes by format, of KV a token, of state a request; from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
