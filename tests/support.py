@@ -9,6 +9,7 @@ import numpy as np
 from jaxwafer.engine import Engine, Options
 from jaxwafer.errors import UserError
 from jaxwafer.model import spec_from_config
+from jaxwafer.model.declare import Weight
 from jaxwafer.model.rope import rope_from_config
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.convert import dense, quantize
@@ -92,10 +93,16 @@ def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
     tensors = {}
 
     def add(name: str, shape: tuple[int, ...]) -> None:
+        if name in tensors:  # which several weights are parts of
+            return
         if len(shape) == 1:
             tensors[name] = (1 + 0.1 * rng.standard_normal(shape)).astype(np.float32)
         else:
             tensors[name] = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    def hub_shape(weight: Weight) -> tuple[int, ...]:
+        *outer, outputs, inputs = shape = 1, *weight.hub_shape
+        return tuple((*outer, inputs, outputs) if weight.transposed and not FORMATS[form].scale else shape)[1:]
 
     for weight in spec.globals():
         add(weight.hub, weight.shape)
@@ -103,7 +110,7 @@ def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
         for part in (layer.mixer, layer.mlp, spec.residual):
             for weight in part.weights() if part else ():
                 for expert in range(weight.shape[0] if weight.per_expert else 1):
-                    add(f"model.layers.{number}.{weight.hub.replace('{expert}', str(expert))}", weight.hub_shape)
+                    add(f"model.layers.{number}.{weight.hub.replace('{expert}', str(expert))}", hub_shape(weight))
     return MemoryCheckpoint(fields, tensors, form=form, eos_ids=eos_ids)
 
 

@@ -11,7 +11,7 @@ from jaxwafer.errors import UserError
 from jaxwafer.model.declare import Weight
 from jaxwafer.partition import tree
 from jaxwafer.partition.placement import Formats, Placement, Stack, hub_name
-from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.array import QuantizedArray, assemble
 from jaxwafer.quant.convert import convert
 from jaxwafer.quant.formats import choose
 from jaxwafer.quant.storage import Storage
@@ -107,7 +107,7 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
         for part in storage.names:
             one = getattr(tensor, part)
             parts.setdefault(part, np.zeros((len(experts), *one.shape), one.dtype))[position] = one
-    return QuantizedArray(parts["values"], parts.get("scale"), parts.get("minimum"), format=storage.format)
+    return assemble(parts, storage.format)
 
 
 def _shape(checkpoint: Checkpoint, weight: Weight, name: str) -> tuple[int, ...]:
@@ -122,6 +122,8 @@ def _shape(checkpoint: Checkpoint, weight: Weight, name: str) -> tuple[int, ...]
 
 def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
     shape, wanted = _shape(checkpoint, weight, name), weight.axes[weight.per_expert :]
+    if weight.transposed and checkpoint.stored(name).scale is None:
+        wanted = (*wanted[:-2], wanted[-1], wanted[-2])
     if len(shape) != len(wanted) or not all(
         n == a.hub_size or (a.padded and n > a.hub_size) for n, a in zip(shape, wanted, strict=True)
     ):
@@ -132,7 +134,10 @@ def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
 def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
     """A tensor of the hub with all its declared axes; the shape of an expert's is checked only here."""
     _check_shape(checkpoint, weight, name)
-    tensor, shape = checkpoint.read(name), _shape(checkpoint, weight, name)
+    tensor = checkpoint.read(name)
+    if weight.transposed and tensor.format.scale is None:
+        return tensor.replace(values=np.swapaxes(tensor.values, -1, -2))
+    shape = _shape(checkpoint, weight, name)
     return tensor if len(tensor.values.shape) == len(shape) else tensor.replace(values=tensor.values.reshape(shape))
 
 
@@ -148,7 +153,7 @@ def _placed(tensor: QuantizedArray, storage: Storage, index: tuple[np.ndarray, .
             vector = _gather(vector, i, axis)
         return QuantizedArray(vector, None, None, format=form)
     *outputs, along = index
-    parts = {n: np.asarray(p) for n in ("values", "scale", "minimum") if (p := getattr(tensor, n)) is not None}
+    parts = {n: np.asarray(p) for n, p in tensor.parts.items()}
     # Outputs first: a fused tensor holds rows that are not converted in vain.
     for axis, i in enumerate(outputs):
         parts = {n: _gather(a, i, axis) for n, a in parts.items()}
@@ -169,7 +174,8 @@ def _gather(array: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
     if np.array_equal(index, np.arange(array.shape[axis])):
         return array
     taken = np.take(array, np.maximum(index, 0), axis=axis)
-    taken[(slice(None),) * (axis % array.ndim) + (index < 0,)] = 0
+    # A zero of the dtype: e8m0 has none, and makes NaN of 0 but 2⁻¹²⁷ of a byte of zeros.
+    taken[(slice(None),) * (axis % array.ndim) + (index < 0,)] = np.zeros((), array.dtype)
     return taken
 
 

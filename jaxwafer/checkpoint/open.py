@@ -46,7 +46,7 @@ def open_config(model: str | Path) -> dict:
     path = _path(model)
     if path is None:
         path = card(str(model)).config_path
-    return GGUFCheckpoint(path).config if path.suffix == ".gguf" and path.is_file() else read_config(path)
+    return GGUFCheckpoint(path).config if path.suffix == ".gguf" and path.is_file() else read_config(path)[0]
 
 
 def _path(model: str | Path) -> Path | None:

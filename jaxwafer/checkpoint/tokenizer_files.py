@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jaxwafer.checkpoint.files import read_json, read_text
+from jaxwafer.checkpoint.tiktoken_files import FILE, tokenizer_from_ranks
 from jaxwafer.checkpoint.tokenizer import Tokenizer
 from jaxwafer.errors import UserError
 
@@ -18,19 +19,13 @@ CONTROL, USER_DEFINED = 3, 4
 
 
 def tokenizer_from_hub(folder: Path) -> Tokenizer:
-    """From tokenizer.json, with tokenizer_config.json, chat_template.jinja, generation_config.json and config.json."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"{folder} has no tokenizer.json; add it from the model's repository")
-    text = read_text(path)
-    try:
-        inner = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path} is not a tokenizer this version understands ({_line(error)})") from None
+    """From tokenizer.json or tiktoken.model, with tokenizer_config.json, chat_template.jinja, generation_config.json
+    and config.json."""
     settings, generation, config = (
         read_json(folder / name) if (folder / name).exists() else {}
         for name in ("tokenizer_config.json", "generation_config.json", "config.json")
     )
+    inner = _inner(folder, settings)
     bos = _token_id(inner, settings.get("bos_token"))
     ends = [_token_id(inner, settings.get("eos_token"))]
     for fields, name in ((generation, "generation_config.json"), (config, "config.json")):
@@ -50,6 +45,19 @@ def tokenizer_from_hub(folder: Path) -> Tokenizer:
         add_bos=bool(add_bos) and bos is not None,
         chat_template=read_text(template) if template.exists() else _template(settings.get("chat_template"), folder),
     )
+
+
+def _inner(folder: Path, settings: dict) -> tokenizers.Tokenizer:
+    path, ranks = folder / "tokenizer.json", folder / FILE
+    if not path.is_file() and ranks.is_file():
+        return tokenizer_from_ranks(ranks, settings)
+    if not path.is_file():
+        raise UserError(f"{folder} has no tokenizer.json (and no {FILE}); add it from the model's repository")
+    text = read_text(path)
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path} is not a tokenizer this version understands ({_line(error)})") from None
 
 
 def tokenizer_from_gguf(metadata: dict[str, Any], path: Path) -> Tokenizer:

@@ -3,7 +3,7 @@
 from functools import partial
 
 from jaxwafer.errors import UserError
-from jaxwafer.model import deepseek, glm4_moe, kimi_linear, llama, qwen3, qwen3_next
+from jaxwafer.model import deepseek, glm4_moe, gpt_oss, kimi_linear, llama, qwen3, qwen3_next
 from jaxwafer.model.multimodal import text_of
 from jaxwafer.model.spec import ModelSpec
 
@@ -11,6 +11,7 @@ from jaxwafer.model.spec import ModelSpec
 FAMILIES = {
     "DeepseekV3ForCausalLM": deepseek.spec,
     "Glm4MoeForCausalLM": glm4_moe.spec,
+    "GptOssForCausalLM": gpt_oss.spec,
     "KimiK2ForCausalLM": deepseek.spec,
     "KimiK25ForConditionalGeneration": text_of(deepseek.spec),
     "KimiK3ForConditionalGeneration": text_of(kimi_linear.spec),

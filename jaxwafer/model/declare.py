@@ -130,7 +130,8 @@ class Weight:
     "{expert}" in it stands for the index along the first axis, which is then not an axis of the hub's tensors.
     axes: outermost first; a matrix is […, outputs, inputs] as on the hub. role: what the weight policy decides by
     ("attention", "mlp", "embedding", "head", "vector"). Vectors, of any rank, are float32 under every policy.
-    shift: added to a vector when it is loaded, 1 for norms whose weights are stored around zero.
+    shift: added to a vector when it is loaded, 1 for norms whose weights are stored around zero. transposed: a float
+    tensor on the hub is […, inputs, outputs]; a quantised one is not.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Weight:
     axes: tuple[Axis, ...]
     role: str
     shift: float = 0.0
+    transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ class MoE:
     shared: columns of the shared experts taken together, 0 for none; shared_gate: their output is multiplied by
     σ(shared_gate x). latent: experts work on a projection of this size (K3's latent MoE), otherwise None. expert_bias:
     biases of the experts' matrices. prefix, names: on the hub. fused: gate and up of all experts in one tensor, with
-    interleaved rows (gpt-oss) or as two halves where `halves` is set (Qwen3.5).
+    interleaved rows (gpt-oss, whose float tensors are transposed) or as two halves where `halves` is set (Qwen3.5).
     """
 
     hidden: int
@@ -134,14 +134,17 @@ class MoE:
             within = Within(start=number * run, run=run, width=2 * run)
             rows = Axis(name="columns", size=self.intermediate, within=within)
             hub = f"{self.prefix}experts.gate_up_proj"
-            found.append(Weight(name=name, hub=hub, axes=(experts, rows, self._width), role="mlp"))
+            found.append(self._fused(name, hub, experts, rows, self._width))
             if self.expert_bias:
                 found.append(vector(f"{name}_bias", f"{hub}_bias", experts, rows))
         hub = f"{self.prefix}experts.down_proj"
-        found.append(Weight(name="down", hub=hub, axes=(experts, self._width, columns), role="mlp"))
+        found.append(self._fused("down", hub, experts, self._width, columns))
         if self.expert_bias:
             found.append(vector("down_bias", f"{hub}_bias", experts, self._width))
         return found
+
+    def _fused(self, name: str, hub: str, *axes: Axis) -> Weight:
+        return Weight(name=name, hub=hub, axes=axes, role="mlp", transposed=not self.halves)
 
     def _latent(self) -> list[Weight]:
         hidden, slices = Axis(name="hidden", size=self.hidden), Axis(name="mlp", size=self.latent, unit=UNIT)

@@ -62,16 +62,15 @@ class ModelSpec:
 
     @property
     def active_parameters(self) -> int:
-        """Elements of the weights that one token needs: all but the experts that are not chosen and, where there is a
-        head, the embedding's other rows."""
+        """Elements that one token needs: of experts the chosen, of an embedding that is not the head a row."""
 
         def active(kind: Mixer | MLP) -> int:
             chosen = kind.router.chosen if isinstance(kind, MoE) else 0
             return sum(w.size // w.shape[0] * chosen if w.of_experts else w.size for w in kind.weights())
 
         layers = sum(active(part) for layer in self.layers for part in (layer.mixer, layer.mlp))
-        looked_up = 0 if self.tied else (self.vocab - 1) * self.hidden
-        return layers + self._residual_parameters + sum(w.size for w in self.globals()) - looked_up
+        unread = 0 if self.tied else (self.vocab - 1) * self.hidden
+        return layers + self._residual_parameters + sum(w.size for w in self.globals()) - unread
 
     @property
     def _residual_parameters(self) -> int:

@@ -11,18 +11,18 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxwafer.partition.placement import Placement, Stack
-from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.array import assemble
 from jaxwafer.quant.storage import Part, Storage
 
 
 def build(placement: Placement, leaf: Callable[[Storage, Stack | None, str], object]) -> dict:
-    """leaf(storage, stack, part) for every array; part is "values", "scale" or "minimum"; stack is None for globals."""
+    """leaf(storage, stack, part) for every array; part is one of `storage.names`; stack is None for globals."""
 
     def weight(storage: Storage, stack: Stack | None) -> object:
         parts = {name: leaf(storage, stack, name) for name in storage.names}
         if not storage.weight.matrix:
             return parts["values"]
-        return QuantizedArray(parts["values"], parts.get("scale"), parts.get("minimum"), format=storage.format)
+        return assemble(parts, storage.format)
 
     def layer(stacks: tuple[Stack, ...]) -> tuple[dict, ...]:
         return tuple({name: weight(s, stack) for name, s in stack.weights.items()} for stack in stacks)

@@ -74,7 +74,7 @@ def decode(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, reque
     left the pipeline, rounds done, Tally).
     """
     schedule = pipeline.schedule
-    weights, tables, cache, flight = layers_local(weights), local(tables), local(cache), local(flight)
+    weights, tables, flight = layers_local(weights), local(tables), local(flight)
     micro_batches, batch = requests.token.shape
     wafer = pipeline.wafer()
     leaving_wafer, leaving_phase, leaving_lag = schedule.exit
@@ -156,4 +156,4 @@ def decode(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, reque
     )  # fmt: skip
     done, cache, requests, flight, out, tally = jax.lax.while_loop(more, one_round, carry)
     tally = tally.replace(experts=psum(tally.experts, "core"))
-    return stacked(cache), requests, stacked(flight), out, done, stacked(tally)
+    return cache, requests, stacked(flight), out, done, stacked(tally)

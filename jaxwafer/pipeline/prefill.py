@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxwafer.ops.collective import spanned
 from jaxwafer.ops.sampling.api import SamplingState, logprob, sample
 from jaxwafer.ops.step import Step
-from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
+from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local
 
 
 @flax.struct.dataclass
@@ -37,7 +37,7 @@ def prefill(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, chun
     probabilities, float32 [N, T].
     """
     schedule = pipeline.schedule
-    weights, tables, cache = layers_local(weights), local(tables), local(cache)
+    weights, tables = layers_local(weights), local(tables)
     limit, length = chunks.tokens.shape
     _, leaving_phase, leaving_lag = schedule.exit
 
@@ -84,4 +84,4 @@ def prefill(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, chun
     boxes = jax.tree.map(lambda leaf: jnp.stack([leaf] * schedule.period), pipeline.blank(1, length))
     result = jnp.zeros((limit,), jnp.int32) if chunks.targets is None else jnp.zeros((limit, length), jnp.float32)
     cache, _, result = jax.lax.fori_loop(0, number + leaving_lag, one_round, (cache, boxes, result))
-    return stacked(cache), result
+    return cache, result

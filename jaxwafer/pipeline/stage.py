@@ -63,7 +63,7 @@ def choices(table: SlotTable) -> list[tuple[int, ...]]:
 class Stage:
     """The layers that one wafer runs in one phase, on one core's shards.
 
-    weights, cache: without the wafer axis. tables: this wafer's rows of the phase's slot tables, int32 [slots]. gated:
+    weights: without the wafer axis. tables: this wafer's rows of the phase's slot tables, int32 [slots]. gated:
     skip the work of a micro-batch of pad rows alone.
     """
 

@@ -4,42 +4,57 @@ import einops
 import flax.struct
 import jax.numpy as jnp
 
-from jaxwafer.quant.formats import Format
+from jaxwafer.quant.formats import E2M1, Format
+
+PARTS = ("values", "scale", "zero", "minimum")
 
 
 @flax.struct.dataclass
 class QuantizedArray:
     """A matrix [..., N, K] in `format`.
 
-    values: [..., N, K], or [..., N, K/2] bytes where packed. scale, minimum: [..., N, groups] or None.
+    values: [..., N, K], or [..., N, K/2] bytes where packed. scale, zero, minimum: [..., N, groups] or None.
     """
 
     values: object
     scale: object | None
     minimum: object | None
-    format: Format = flax.struct.field(pytree_node=False)
+    zero: object | None = None
+    format: Format = flax.struct.field(pytree_node=False, kw_only=True)
+
+    @property
+    def parts(self) -> dict:
+        """Those of the arrays there are, by name."""
+        return {name: part for name in PARTS if (part := getattr(self, name)) is not None}
 
     def __getitem__(self, index) -> "QuantizedArray":
         """The same index into the leading axes of every part."""
-        part = [None if p is None else p[index] for p in (self.values, self.scale, self.minimum)]
-        return QuantizedArray(*part, format=self.format)
+        return self.replace(**{name: part[index] for name, part in self.parts.items()})
 
     @property
     def nbytes(self) -> int:
-        return sum(p.nbytes for p in (self.values, self.scale, self.minimum) if p is not None)
+        return sum(part.nbytes for part in self.parts.values())
+
+
+def assemble(parts: dict, form: Format) -> QuantizedArray:
+    """The inverse of `QuantizedArray.parts`."""
+    return QuantizedArray(**dict.fromkeys(PARTS) | parts, format=form)
 
 
 def dequantize(array: QuantizedArray, dtype) -> jnp.ndarray:
     """The matrix in `dtype`, [..., N, K]; K is padded to whole groups where the format has groups.
 
-    Values are scaled in float32: value = (stored − offset)·scale + minimum.
+    Values are scaled in float32: value = (stored − offset or zero)·scale + minimum.
     """
     form = array.format
     if form.scale is None:
         return array.values.astype(dtype)
-    stored = unpack(array.values).astype(jnp.float32) if form.packed else array.values.astype(jnp.float32)
-    grouped = einops.rearrange(stored - float(form.offset), "... n (g k) -> ... n g k", g=array.scale.shape[-1])
-    value = grouped * array.scale.astype(jnp.float32)[..., None]
+    stored = unpack(array.values) if form.packed else array.values
+    if form.dtype == "float4_e2m1fn":
+        stored = jnp.asarray(E2M1, jnp.float32)[stored]
+    grouped = einops.rearrange(stored.astype(jnp.float32), "... n (g k) -> ... n g k", g=array.scale.shape[-1])
+    offset = array.zero.astype(jnp.float32)[..., None] if form.zero else float(form.offset)
+    value = (grouped - offset) * array.scale.astype(jnp.float32)[..., None]
     if form.minimum:
         value = value + array.minimum.astype(jnp.float32)[..., None]
     return einops.rearrange(value, "... n g k -> ... n (g k)").astype(dtype)

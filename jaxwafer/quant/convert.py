@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxwafer.errors import UserError
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import E4M3_MAX, FORMATS, Format
+from jaxwafer.quant.formats import E2M1, E2M1_MAX, E4M3_MAX, FORMATS, Format
 
 
 def pack(nibbles: np.ndarray) -> np.ndarray:
@@ -35,9 +35,11 @@ def dequantize(array: QuantizedArray) -> np.ndarray:
     if form.scale is None:
         return np.asarray(array.values, np.float32)
     stored = unpack(array.values) if form.packed else array.values
-    groups = array.scale.shape[-1]
-    grouped = einops.rearrange(np.asarray(stored, np.float32) - form.offset, "... n (g k) -> ... n g k", g=groups)
-    value = grouped * np.asarray(array.scale, np.float32)[..., None]
+    if form.dtype == "float4_e2m1fn":
+        stored = np.array(E2M1, np.float32)[stored]
+    grouped = einops.rearrange(np.asarray(stored, np.float32), "... n (g k) -> ... n g k", g=array.scale.shape[-1])
+    offset = np.asarray(array.zero, np.float32)[..., None] if form.zero else form.offset
+    value = (grouped - offset) * np.asarray(array.scale, np.float32)[..., None]
     if form.minimum:
         value += np.asarray(array.minimum, np.float32)[..., None]
     return einops.rearrange(value, "... n g k -> ... n (g k)")
@@ -47,7 +49,8 @@ def quantize(matrix: np.ndarray, form: Format) -> QuantizedArray:
     """A float32 matrix [..., N, K] in `form`; K is padded with zeros to whole groups.
 
     Symmetric scales are amax/7 (4 bits), amax/127 (8 bits) and amax/448 (e4m3) of the group or output, rounded to the
-    scale's dtype before the values are divided by it. With a minimum: scale (max − min)/15.
+    scale's dtype before the values are divided by it. With a minimum: scale (max − min)/15; with a zero point the same,
+    of a range that has 0 in it. e2m1: 2^(⌊log2 amax⌋ − 2) (OCP Microscaling Formats 1.0, §6.3).
     """
     if form.scale is None:
         return QuantizedArray(matrix.astype(form.numpy), None, None, format=form)
@@ -61,22 +64,39 @@ def quantize(matrix: np.ndarray, form: Format) -> QuantizedArray:
         span = grouped.max(-1) - low.astype(np.float32)
         scale = (span / 15).astype(form.scale_numpy)
         minimum, shifted = low, grouped - low.astype(np.float32)[..., None]
+    elif form.zero:
+        low = np.minimum(grouped.min(-1), 0)
+        scale = ((np.maximum(grouped.max(-1), 0) - low) / 15).astype(form.scale_numpy)
+        minimum, shifted = None, grouped
+    elif form.dtype == "float4_e2m1fn":
+        # frexp gives the exponent of a mantissa in [½, 1); e8m0 has no 0, so a group of zeros takes the smallest scale.
+        exponent = np.frexp(np.abs(grouped).max(-1))[1] - 3
+        scale = np.ldexp(np.float32(1), np.clip(exponent, -126, 127)).astype(form.scale_numpy)
+        minimum, shifted = None, grouped
     else:
         top = {"uint4": 7.0, "int8": 127.0, "float8_e4m3fn": E4M3_MAX}[form.dtype]
         scale = (np.abs(grouped).max(-1) / top).astype(form.scale_numpy)
         minimum, shifted = None, grouped
     wide = scale.astype(np.float32)[..., None]
     ratio = np.divide(shifted, wide, out=np.zeros_like(shifted), where=wide != 0)
+    zero = None
     if form.dtype == "float8_e4m3fn":
         # The conversion gives NaN, not the largest value, beyond 464.
         stored = np.clip(ratio, -E4M3_MAX, E4M3_MAX).astype(ml_dtypes.float8_e4m3fn)
+    elif form.dtype == "float4_e2m1fn":
+        stored = np.clip(ratio, -E2M1_MAX, E2M1_MAX).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    elif form.zero:
+        level = np.divide(-low[..., None], wide, out=np.zeros_like(wide), where=wide != 0)
+        zero = np.clip(np.rint(level), 0, 15).astype(np.uint8)
+        stored = np.clip(np.rint(ratio) + zero, 0, 15).astype(np.uint8)
+        zero = zero[..., 0]
     elif form.packed:
         low, high = (0, 15) if form.minimum else (-7, 7)
         stored = (np.clip(np.rint(ratio), low, high) + form.offset).astype(np.uint8)
     else:
         stored = np.clip(np.rint(ratio), -127, 127).astype(np.int8)
     stored = einops.rearrange(stored, "... n g k -> ... n (g k)")
-    return QuantizedArray(pack(stored) if form.packed else stored, scale, minimum, format=form)
+    return QuantizedArray(pack(stored) if form.packed else stored, scale, minimum, zero, format=form)
 
 
 def convert(array: QuantizedArray, form: Format, inputs: int) -> QuantizedArray:

@@ -4,7 +4,7 @@ The loader allocates from this, the planner and the counters add it up, so their
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,13 +43,14 @@ class Storage:
     format: Format
     values: Part
     scale: Part | None
+    zero: Part | None
     minimum: Part | None
     index: tuple[np.ndarray, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Which of "values", "scale", "minimum" there are."""
-        return tuple(n for n in ("values", "scale", "minimum") if getattr(self, n) is not None)
+        """Which of the parts of a `QuantizedArray` there are."""
+        return tuple(n for n in ("values", "scale", "zero", "minimum") if getattr(self, n) is not None)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -73,7 +74,7 @@ def store(weight: Weight, form: Format, *, wafers: int, cores: int) -> Storage:
     shape = tuple(len(i) for i in index)
     axes = tuple(a.mesh_axes for a in weight.axes)
     if not weight.matrix:
-        return Storage(weight=weight, format=form, index=index, scale=None, minimum=None,
+        return Storage(weight=weight, format=form, index=index, scale=None, zero=None, minimum=None,
                        values=Part(shape=shape, dtype=form.numpy, axes=axes))  # fmt: skip
     *outer, inputs = shape
     if form.group and weight.axes[-1].mesh_axes:
@@ -83,7 +84,8 @@ def store(weight: Weight, form: Format, *, wafers: int, cores: int) -> Storage:
     if form.scale is not None:
         scale_axes = axes if form.group else (*axes[:-1], ())
         scale = Part(shape=(*outer, form.groups(inputs)), dtype=form.scale_numpy, axes=scale_axes)
-    return Storage(weight=weight, format=form, index=index, values=values, scale=scale,
+    zero = replace(scale, dtype=np.dtype(np.uint8)) if form.zero else None
+    return Storage(weight=weight, format=form, index=index, values=values, scale=scale, zero=zero,
                    minimum=scale if form.minimum else None)  # fmt: skip
 
 

@@ -22,7 +22,8 @@ FLOATS = {
     "b.weight": RNG.standard_normal((4, 2)).astype(ml_dtypes.bfloat16),
     "norm.weight": RNG.standard_normal(7).astype(np.float16),
 }
-NAMES_OF = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3", "int64": "I64"}
+NAMES_OF = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3", "int64": "I64",
+            "int32": "I32", "uint8": "U8"}  # fmt: skip
 PER_CHANNEL = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
@@ -30,7 +31,7 @@ PER_CHANNEL = {
         "group_0": {
             "targets": ["Linear"],
             "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
-            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+            "input_activations": None,
         }
     },
     "ignore": ["lm_head"],
@@ -147,7 +148,9 @@ def test_fp8_per_channel(folder, scale_dtype):
     np.testing.assert_array_equal(dequantize(array), stored.astype(np.float32) * scale.astype(np.float32))
 
 
-@pytest.mark.parametrize("scale", [None, np.float32([2]), np.ones((4, 2), np.float32), np.ones((4, 1), np.int64)])
+@pytest.mark.parametrize(
+    "scale", [None, np.ones((2, 2), np.float32), np.ones((4, 2), np.float32), np.ones((4, 1), np.int64)]
+)
 def test_fp8_with_other_scales_is_refused(folder, scale):
     arrays = {"p.weight": np.ones((4, 6), ml_dtypes.float8_e4m3fn)}
     arrays |= {} if scale is None else {"p.weight_scale": scale}
@@ -166,12 +169,23 @@ def group(**changes):
     ("quantization", "says"),
     [
         ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "'fp8'"),
-        (PER_CHANNEL | {"format": "pack-quantized"}, "'pack-quantized'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size [128]"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme 'static'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
+        ({"quant_method": "mxfp4", "rotation": 4}, "'rotation'"),
+        (PER_CHANNEL | {"format": "pack-quantized"}, "'pack-quantized' weights of 8 bits"),
+        (PER_CHANNEL | {"format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'"),
+        (PER_CHANNEL | {"sparsity_config": {"format": "dense"}}, "sparsity_config"),
+        (PER_CHANNEL | {"spin": 1}, "'spin'"),
+        (PER_CHANNEL | {"ignore": ["re:("]}, "'re:('"),
+        (PER_CHANNEL | {"ignore": "lm_head"}, "'ignore'"),
         (PER_CHANNEL | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
-        (PER_CHANNEL | {"config_groups": {}}, "supported only with weights"),
-        (group(weights={"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}), "'channel'"),
-        (group(weights=None), "supported only with weights"),
+        (PER_CHANNEL | {"config_groups": {}}, "config_groups"),
+        (group(weights={"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": False}), "symmetric False"),
+        (group(weights={"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True}), "token"),
+        (group(weights={"num_bits": 8, "type": "float", "actorder": "group"}), "actorder 'group'"),
+        (group(weights=None), "without weights"),
+        (group(output_activations={"num_bits": 8}), "output_activations"),
         (group(input_activations={"num_bits": 8, "dynamic": False}), "static input_activations"),
         ("fp8", "quantization_config"),
     ],

@@ -136,7 +136,7 @@ def test_narrow_caches_are_read_as_what_they_hold(form):
     check([9, 300, 33, 1], form=form)
 
 
-@pytest.mark.parametrize("window", [1, 2, 31, 32, 33, 600])
+@pytest.mark.parametrize("window", [1, 2, 31, 32, 33, 50, 600])
 def test_a_window_sees_its_last_keys_alone(window):
     check([9, 300, 33, 1], window=window)
 
@@ -147,6 +147,20 @@ def test_a_window_slides_with_each_token_of_a_chunk():
 
 def test_a_sink_takes_its_share_of_the_softmax_and_adds_nothing():
     check([9, 300, 33, 1], sinks=jnp.asarray(np.random.default_rng(0).standard_normal((HEADS, GROUP)), jnp.float32))
+
+
+def test_a_sink_beside_a_window_for_each_token_of_a_chunk():
+    """A window across two chunks of the loop, and one that begins in the second."""
+    sinks = jnp.asarray(np.random.default_rng(1).standard_normal((HEADS, GROUP)), jnp.float32)
+    check([5, CHUNK + 4, 3 * BLOCK], [5, 5, 2], 5, window=7, sinks=sinks)
+
+
+@pytest.mark.parametrize("sink", [-300.0, 80.0, 300.0])
+def test_a_sink_of_any_size_keeps_the_output_finite(sink):
+    arrays, step, _ = case([20, 9, 300, 1], [1] * 4)
+    got = np.asarray(attend(*arrays, step=step, sinks=jnp.full((HEADS, GROUP), sink, jnp.float32)))
+    want = np.asarray(attend(*arrays, step=step)) if sink < 0 else np.zeros_like(got)
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def test_the_reference_is_always_there():

@@ -45,7 +45,7 @@ def check(got, x, weight, index):
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (1, 7), (7, 45), (37, 100), (19, 1100)], ids=str)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", sorted(api.cpu.KNOWN))
 def test_every_format_agrees_with_the_reference(name, shape):
     weight = weights(name, (3, *shape))
     for dtype in (jnp.float32, jnp.bfloat16):
@@ -86,7 +86,7 @@ def test_every_stored_value_of_the_8_and_16_bit_formats():
             np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", sorted(api.cpu.KNOWN))
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_bad_values_reach_the_outputs_they_touch_and_no_others(name, bad):
     weight = weights(name, (1, 5, 64))
@@ -172,13 +172,16 @@ def test_while_loop_over_bfloat16():
 
 def test_choice_and_its_reasons():
     for name in FORMATS:
+        known = name in ("f32", "bf16", "f16", "fp8", "int8", "int8-g32", "int4", "int4-min")
         for dtype in (jnp.float32, jnp.bfloat16):
-            assert api.choose(dtype, name, "cpu") == "cpu"
+            assert api.choose(dtype, name, "cpu") == ("cpu" if known else "reference")
         assert api.choose(jnp.float32, name, "tpu") == "reference"
     assert api.explain(jnp.float16, "int4", "cpu") == ("reference", "no kernel for float16 activations")
     on_cpu = backends.implementations("cpu")
     assert set(on_cpu) == {"matmul", "attention", "sampling"}
-    assert on_cpu["matmul"]["backend"] == "cpu" and on_cpu["matmul"]["reason"].startswith("C++ kernel built with ")
+    assert on_cpu["matmul"]["backend"].startswith("cpu (f32 bf16 ")
+    assert on_cpu["matmul"]["reason"].startswith("cpu: C++ kernel built with ")
+    assert "reference: no kernel for mxfp4 weights" in on_cpu["matmul"]["reason"]
     assert backends.implementations("gpu")["matmul"] == {"backend": "reference", "reason": "not made for gpu"}
 
 

@@ -15,14 +15,19 @@ TOKENS, NEW = 60, 16
 
 def write(folder, config: transformers.PretrainedConfig) -> torch.nn.Module:
     """Save a random model of `config` and read it back. Nothing in it is left at a value that does not show: attention
-    is sharp, and norms, biases and routers are random."""
+    is sharp, norms, biases and routers are random, and recurrent state lasts for many tokens and is not small beside
+    the epsilon of the norm that follows it."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if "inv_freq" in name:
                 continue
-            if tensor.ndim == 1:
+            if "A_log" in name:
+                tensor.uniform_(0.02, 1.0).log_()
+            elif "conv1d" in name:
+                tensor.normal_(std=0.7)
+            elif tensor.ndim == 1:
                 tensor.add_(0.2 * torch.randn_like(tensor))
             elif "q_proj" in name or "k_proj" in name:
                 tensor.mul_(2)
@@ -68,21 +73,3 @@ def check(folder, model, mesh: str) -> None:
     everything = np.broadcast_to(np.arange(machine.spec.vocab), (len(tokens), machine.spec.vocab))
     np.testing.assert_allclose(log_probabilities(machine, tokens, everything), expected, atol=1e-4)
     assert generate(machine, [tokens]) == [continuation]
-
-
-def check_laws(folder) -> None:
-    """The laws of docs/architecture.md that a new kind of layer can break: the mesh, the micro-batch, the chunks of the
-    prompt, the neighbours and the slot of a request change nothing."""
-    prompts = [[5, 17, 3], [9], list(range(1, 40)), [7] * 8, [4, 4, 2, 20, 21], list(range(20, 36)), [8, 1]]
-    one = engine(folder, prefill_chunk=64)
-    alone = [generate(one, [p], 9)[0] for p in prompts]
-    for mesh, options in (
-        ("2x2", {"micro_batch": 2}),
-        ("3x2", {"micro_batch": 1}),
-        ("2x1", {"micro_batch": 3, "micro_batches": 1}),
-    ):
-        assert generate(engine(folder, mesh, **options), prompts, 9) == alone
-    tokens = prompts[2] + prompts[5]
-    whole = one.score(tokens)
-    for chunk in (1, 7):
-        np.testing.assert_allclose(engine(folder, prefill_chunk=chunk).score(tokens), whole, atol=2e-5)

@@ -21,8 +21,7 @@ LINEAR = {"full_attn_layers": [2, 5], "kda_layers": [1, 3, 4], "head_dim": 12, "
 DENSE = {"first_k_dense_replace": 5}
 CASES = {
     "published": {},
-    "dense": DENSE,
-    "low-rank queries": DENSE | {"q_lora_rank": 14},
+    "dense, low-rank queries": DENSE | {"q_lora_rank": 14},
     "groups of experts": {"num_experts": 8, "num_expert_group": 4, "topk_group": 2, "moe_renormalize": False},
 }
 ALONE = DENSE | {"linear_attn_config": LINEAR | {"full_attn_layers": [], "kda_layers": [1, 2, 3, 4, 5]}}
@@ -50,14 +49,8 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(case, tmp
 
 
 @pytest.mark.parametrize("mesh", ["2x2", "3x2"])
-@pytest.mark.parametrize("case", ["published", "dense"])
-def test_meshes_give_the_same(case, mesh, tmp_path):
-    families.check(tmp_path, write(tmp_path, **CASES[case]), mesh)
-
-
-def test_the_laws_hold(tmp_path):
-    write(tmp_path)
-    families.check_laws(tmp_path)
+def test_meshes_give_the_same(mesh, tmp_path):
+    families.check(tmp_path, write(tmp_path), mesh)
 
 
 @pytest.mark.parametrize("mesh", ["1x1", "3x2"])

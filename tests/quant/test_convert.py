@@ -83,7 +83,8 @@ def test_fp8_weights_never_overflow_to_nan(seed, log_size):
 
 
 @pytest.mark.parametrize(
-    "name, step", [("int4", 1 / 14), ("int4-min", 1 / 30), ("int8", 1 / 254), ("int8-g32", 1 / 254)]
+    "name, step",
+    [("int4", 1 / 14), ("int4-min", 1 / 30), ("int8", 1 / 254), ("int8-g32", 1 / 254), ("int4-g32-bf16", 1 / 14)],
 )
 @pytest.mark.parametrize("inputs", [32, 48, 33])
 def test_integers_are_within_half_a_step_of_the_value(name, step, inputs):
@@ -95,8 +96,8 @@ def test_integers_are_within_half_a_step_of_the_value(name, step, inputs):
     grouped = padded.reshape(2, 6, -1, group)
     reach = np.ptp(grouped, axis=-1) if form.minimum else np.abs(grouped).max(-1)
     error = np.abs(got - padded).reshape(grouped.shape).max(-1)
-    # float16 scales are themselves rounded, by up to 2^-11.
-    assert np.all(error <= reach * (step + 2.0**-10))
+    # float16 scales are themselves rounded, by up to 2^-11, bfloat16 ones by up to 2^-9.
+    assert np.all(error <= reach * (step + (2.0**-8 if form.scale == "bfloat16" else 2.0**-10)))
 
 
 def test_fp8_is_within_half_of_a_3_bit_mantissa():
@@ -121,7 +122,7 @@ def test_host_and_device_read_the_same_values(name):
 
 
 def vars_of(stored: QuantizedArray):
-    return stored.values, stored.scale, stored.minimum
+    return stored.values, stored.scale, stored.minimum, stored.zero
 
 
 def _device(part):
@@ -159,3 +160,22 @@ def test_conversion_starts_from_the_values_without_the_padding(source, target):
         assert (one is None) == (other is None)
         if one is not None:
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_mxfp4_scales_are_powers_of_two_and_values_the_nearest_of_sixteen():
+    row = np.zeros((1, 32), np.float32)
+    row[0, :8] = [6.0, -0.5, 2.4, 2.6, 0.2, -5.1, 7.9, 1.75]
+    got = convert.quantize(row, FORMATS["mxfp4"])
+    assert got.scale.view(np.uint8).tolist() == [[127]]  # amax 7.9 is in [4, 8): 2^(2 − 2)
+    assert convert.dequantize(got)[0, :8].tolist() == [6.0, -0.5, 2.0, 3.0, 0.0, -6.0, 6.0, 2.0]
+    large = convert.quantize(row * 2.0**20, FORMATS["mxfp4"])
+    assert large.scale.view(np.uint8).tolist() == [[147]] and np.array_equal(large.values, got.values)
+
+
+def test_a_zero_point_makes_zero_exact():
+    row = np.linspace(-3, 12, 128, dtype=np.float32)[None]
+    row[0, 7] = 0.0
+    got = convert.quantize(row, FORMATS["int4-g128-bf16-zero"])
+    assert (got.zero.dtype, got.zero.tolist(), got.scale.tolist()) == (np.uint8, [[3]], [[1.0]])
+    back = convert.dequantize(got)
+    assert back[0, 7] == 0.0 and np.abs(back - row).max() <= 0.5

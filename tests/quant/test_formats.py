@@ -20,6 +20,10 @@ from jaxwafer.quant.formats import FORMATS, POLICIES, choose
         ("int4", 48, 2, 32, np.uint8),
         ("int4", 64, 2, 32, np.uint8),
         ("int4-min", 33, 2, 32, np.uint8),
+        ("mxfp4", 33, 2, 32, np.uint8),
+        ("int4-g32-bf16", 64, 2, 32, np.uint8),
+        ("int4-g128-bf16-zero", 129, 2, 128, np.uint8),
+        ("fp8-g128", 129, 2, 256, ml_dtypes.float8_e4m3fn),
     ],
 )
 def test_rows_are_padded_to_whole_groups(name, inputs, groups, row_bytes, dtype):
@@ -58,7 +62,8 @@ def test_vectors_are_float32_under_every_policy(policy, stored):
     "policy, stored, kept",
     [("int4", "int4-min", "int4-min"), ("mixed", "int4-min", "int4-min"), ("int8", "int8-g32", "int8-g32"),
      ("fp8", "int4-min", "fp8"), ("int4", "int8-g32", "int4"), ("bf16", "f16", "bf16"),
-     ("native", "int8-g32", "int8-g32")],
+     ("native", "int8-g32", "int8-g32"), ("mixed", "mxfp4", "mxfp4"), ("int4", "int4-g128-bf16-zero",
+     "int4-g128-bf16-zero"), ("fp8", "fp8-g128", "fp8-g128"), ("fp8", "mxfp4", "fp8")],
 )  # fmt: skip
 def test_a_tensor_already_of_the_asked_for_kind_is_kept_as_it_is(policy, stored, kept):
     assert choose(policy, "mlp", FORMATS[stored]).name == kept

@@ -144,3 +144,34 @@ def test_what_is_not_refused_has_whole_groups_on_every_core(kv_heads, group, dim
             assert len(here) in (0, form.group) or here[-1] == weight.shape[1] - 1
             assert np.all(here == here[:1] + np.arange(len(here))) and np.all(here[:1] % form.group == 0)
     assert got.values.nbytes == got.values.device_bytes(1, cores) * cores
+
+
+def test_a_cut_through_a_block_of_128_inputs_is_refused_and_through_one_of_outputs_held():
+    """18432 columns over 32 cores are 576 a core: rows of `up` may be cut anywhere, inputs of `down` not."""
+    columns = Axis(name="mlp", size=18432, unit=32)
+    up = Weight(name="up", hub="mlp.up_proj.weight", axes=(columns, HIDDEN), role="mlp")
+    got = store(up, FORMATS["fp8-g128"], wafers=1, cores=32)
+    assert got.scale.shape == (18432, 5) and got.scale.axes == (("core",), ())
+    assert got.values.shape == (18432, 640) and got.wafer_bytes(1, 32) == 18432 * (640 + 4 * 5)
+    down = Weight(name="down", hub="mlp.down_proj.weight", axes=(HIDDEN, columns), role="mlp")
+    with pytest.raises(UserError) as error:
+        store(down, FORMATS["fp8-g128"], wafers=1, cores=32)
+    assert str(error.value).startswith(
+        "mlp.down_proj.weight: axis 'mlp' of 18432 over 32 cores gives 576 inputs a core in units of 32, which cuts "
+        "the fp8-g128 groups of 128"
+    )
+    assert store(down, FORMATS["fp8-g128"], wafers=1, cores=16).scale.device_bytes(1, 16) == 576 * 9 * 4
+
+
+@pytest.mark.parametrize(
+    "form, nbytes",
+    [
+        ("mxfp4", 1536 * (288 + 18)),
+        ("int4-g32-bf16", 1536 * (288 + 36)),
+        ("int4-g128-bf16-zero", 1536 * (320 + 5 * 2 + 5)),
+    ],
+)
+def test_bytes_of_published_layouts_are_their_parts(form, nbytes):
+    got = store(UP, FORMATS[form], wafers=1, cores=4)
+    assert got.wafer_bytes(1, 4) == nbytes == 4 * sum(p.device_bytes(1, 4) for p in got.parts)
+    assert got.names == (("values", "scale", "zero") if "zero" in form else ("values", "scale"))

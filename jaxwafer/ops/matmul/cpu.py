@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from jaxwafer.ops import native
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import FORMATS
 
 PLATFORMS = ("cpu",)
+# Names of the formats that cpu_formats.h unpacks.
+KNOWN = frozenset(("f32", "bf16", "f16", "fp8", "int8", "int8-g32", "int4", "int4-min"))
 SOURCE = Path(__file__).with_suffix(".cc")
 
 
@@ -17,7 +18,7 @@ def objection(dtype, weight_format: str, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None. The first call on a CPU builds the kernel."""
     if platform not in PLATFORMS:
         return f"not made for {platform}"
-    if weight_format not in FORMATS:
+    if weight_format not in KNOWN:
         return f"no kernel for {weight_format} weights"
     if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
         return f"no kernel for {jnp.dtype(dtype).name} activations"
