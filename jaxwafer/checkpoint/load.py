@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from jaxwafer.checkpoint.quantization import Quantization
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
 from jaxwafer.model.declare import Weight
@@ -13,7 +14,7 @@ from jaxwafer.partition import tree
 from jaxwafer.partition.placement import Formats, Placement, Stack, hub_name
 from jaxwafer.quant.array import QuantizedArray, assemble
 from jaxwafer.quant.convert import convert
-from jaxwafer.quant.formats import choose
+from jaxwafer.quant.formats import FORMATS, Format, choose
 from jaxwafer.quant.storage import Storage
 
 
@@ -27,6 +28,23 @@ def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
         name = name.replace("{expert}", "0")
         _check_shape(checkpoint, weight, name)
         return choose(policy, weight.role, checkpoint.stored(name))
+
+    return formats
+
+
+def planned_formats(quantization: Quantization | None, native: str, policy: str) -> Formats:
+    """The same by the config alone. native: `ModelSpec.native`.
+
+    Projections are linear modules to the config. Embedding and head are none to those who write such files, and K3's
+    latent projections are not quantised although its config does not say so.
+    """
+
+    def formats(name: str, weight: Weight) -> Format:
+        stored = FORMATS[native]
+        if quantization is not None and weight.role in ("attention", "mlp"):
+            scheme = quantization.planned(name.replace("{expert}", "0").removesuffix(".weight"))
+            stored = scheme.format(stored.dtype) if scheme else stored
+        return choose(policy, weight.role, stored)
 
     return formats
 
@@ -99,11 +117,16 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
     if not weight.per_expert:
         return _placed(_read(checkpoint, weight, name), storage, storage.index)
     experts, *index = storage.index
+    stored = checkpoint.stored(name.format(expert=0))
     parts: dict[str, np.ndarray] = {}
     for position, expert in enumerate(experts):
         if expert < 0:
             continue
-        tensor = _placed(_read(checkpoint, weight, name.format(expert=expert)), storage, tuple(index))
+        own = name.format(expert=expert)
+        if checkpoint.stored(own) != stored:
+            other = f"{checkpoint.stored(own).name}, but that of expert 0 {stored.name}"
+            raise UserError(f"{checkpoint.path}: {own} is stored as {other}; experts of a layer must be alike")
+        tensor = _placed(_read(checkpoint, weight, own), storage, tuple(index))
         for part in storage.names:
             one = getattr(tensor, part)
             parts.setdefault(part, np.zeros((len(experts), *one.shape), one.dtype))[position] = one

@@ -6,6 +6,7 @@ from pathlib import Path
 from jaxwafer.checkpoint.cards import card, card_names
 from jaxwafer.checkpoint.gguf import GGUFCheckpoint
 from jaxwafer.checkpoint.hub import INDEX, SINGLE, HubCheckpoint, read_config
+from jaxwafer.checkpoint.quantization import Quantization
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
 
@@ -43,10 +44,20 @@ def has_weights(model: str | Path) -> bool:
 
 def open_config(model: str | Path) -> dict:
     """The fields of a model's config.json, without its weights: a card, a folder, a .json file or a .gguf file."""
+    return _config(model)[0]
+
+
+def open_quantization(model: str | Path) -> Quantization | None:
+    """What the config says of how its weights are quantised; None where it says nothing."""
+    return _config(model)[1]
+
+
+def _config(model: str | Path) -> tuple[dict, Quantization | None]:
     path = _path(model)
     if path is None:
         path = card(str(model)).config_path
-    return GGUFCheckpoint(path).config if path.suffix == ".gguf" and path.is_file() else read_config(path)[0]
+    gguf = path.suffix == ".gguf" and path.is_file()
+    return (GGUFCheckpoint(path).config, None) if gguf else read_config(path)
 
 
 def _path(model: str | Path) -> Path | None:

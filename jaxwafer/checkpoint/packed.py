@@ -68,17 +68,19 @@ class PackedReader:
         """Of the matrix: […, outputs, inputs]."""
         if packed.kind == "fp8":
             return packed.tensors[""].shape
-        if "_blocks" in packed.tensors:
-            *outer, groups, width = packed.tensors["_blocks"].shape
-            return (*outer, 2 * groups * width)
-        *outer, words = packed.tensors["_packed"].shape
+        end = "_blocks" if "_blocks" in packed.tensors else "_packed"
+        held = packed.tensors[end].shape
+        if len(held) < (3 if end == "_blocks" else 2):
+            raise self._wrong(packed, end, "of more axes")
+        if end == "_blocks":
+            return (*held[:-2], 2 * held[-2] * held[-1])
         if packed.kind == "mxfp4":
-            return (*outer, 2 * words)
+            return (*held[:-1], 2 * held[-1])
         shape = self._part(packed, "_shape")
         if (shape.dtype, shape.shape) != ("I64", (2,)):
             raise self._wrong(packed, "_shape", "two I64 numbers")
         outputs, inputs = shape.read(np.dtype(np.int64)).tolist()
-        if (outputs, -(-inputs // 8)) != packed.tensors["_packed"].shape:
+        if (outputs, -(-inputs // 8)) != held:
             raise self._wrong(
                 packed, "_packed", f"the {outputs} x {inputs} matrix that {packed.name + '_shape'!r} says"
             )
@@ -135,7 +137,7 @@ class PackedReader:
         scale = self._part(packed, end)
         if scale.dtype not in SCALES:
             raise self._wrong(packed, end, "of floating-point numbers")
-        rows = outputs if scheme.rows is None else scheme.rows
+        rows = max(outputs, 1) if scheme.rows is None else scheme.rows
         shape = -(-outputs // rows), form.groups(inputs)
         # One scale a tensor or an output is also written without the axis of one.
         allowed = {shape} | ({(shape[0],)} if shape[1] == 1 else set()) | ({()} if shape == (1, 1) else set())

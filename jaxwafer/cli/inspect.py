@@ -8,14 +8,13 @@ import tyro
 from rich.table import Table
 
 from jaxwafer.cache.kv import KV_FORMATS, CacheShape, KVFormat
-from jaxwafer.checkpoint.load import formats_for
-from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config
+from jaxwafer.checkpoint.load import formats_for, planned_formats
+from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config, open_quantization
 from jaxwafer.cli.run import print_table
 from jaxwafer.model import spec_from_config
 from jaxwafer.model.rope import Rope
 from jaxwafer.partition.placement import Formats, place
 from jaxwafer.partition.plan import uniform
-from jaxwafer.quant.formats import FORMATS, choose
 from jaxwafer.roofline.table import amount
 
 
@@ -70,10 +69,10 @@ class Inspect:
         print_table(table)
 
     def _formats(self, native: str) -> tuple[Formats, str]:
-        """Formats from the checkpoint where there is one, otherwise from the config's dtype."""
+        """Formats from the checkpoint where there is one, otherwise as the config says."""
         if has_weights(self.model):
             return formats_for(open_checkpoint(self.model), self.weights), "as in the checkpoint"
-        return lambda name, weight: choose(self.weights, weight.role, FORMATS[native]), "by the config alone"
+        return planned_formats(open_quantization(self.model), native, self.weights), "by the config alone"
 
 
 # Fields that are no sizes, or stand elsewhere in the table.

@@ -25,7 +25,8 @@ def implementation(backends: dict[str, ModuleType], platform: str) -> dict[str, 
     """{"backend", "reason"} on a platform for float32 activations; with every format named where they differ."""
     taken: dict[tuple[str, str], list[str]] = {}
     for form in FORMATS:
-        taken.setdefault(explain(backends, jnp.float32, form, platform), []).append(form)
+        backend, reason = explain(backends, jnp.float32, form, platform)
+        taken.setdefault((backend, reason.replace(f" {form} ", " these ")), []).append(form)
     if len(taken) == 1:
         ((backend, reason),) = taken
         return {"backend": backend, "reason": reason}

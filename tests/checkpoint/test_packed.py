@@ -2,11 +2,14 @@
 
 import json
 import mmap
+import struct
 
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxwafer.checkpoint.files import map_file
 from jaxwafer.checkpoint.hub import HubCheckpoint
@@ -162,3 +165,37 @@ def test_packed_tensors_without_a_config_are_refused(tmp_path):
     checkpoint = write(tmp_path, {f"p.{k}": v for k, v in tensors.items()}, None)
     with pytest.raises(UserError, match="'p.weight' is stored as int4, but the config says nothing of it"):
         checkpoint.read("p.weight")
+
+
+def test_damage_gives_a_message_or_a_readable_file(tmp_path):
+    rng = np.random.default_rng(8)
+    arrays = {f"a.{k}": v for k, v in packings.int4(rng, 4, 64, 32, np.float16, zero=True)[0].items()}
+    arrays |= {f"b_{k}": v for k, v in packings.gpt_oss(rng, 2, 4, 32)[0].items()}
+    arrays |= {f"c.{k}": v for k, v in packings.fp8(rng, 4, 64, None, None, end="weight_scale")[0].items()}
+    config = packings.compressed("pack-quantized", symmetric=False)
+    weights = config["config_groups"]["group_0"]["weights"]
+    mxfp4, fp8 = {"type": "float", "symmetric": True}, packings.FP8 | {"strategy": "tensor", "symmetric": True}
+    for target, form, other in (("b", "mxfp4-pack-quantized", mxfp4), ("c", "float-quantized", fp8)):
+        config["config_groups"][target] = {"targets": [target], "format": form, "weights": weights | other}
+    write(tmp_path, arrays, config)
+    whole = content(arrays)
+    (header,) = struct.unpack_from("<Q", whole)
+    changes = st.lists(st.tuples(st.integers(8, 8 + header - 1), st.sampled_from(b"0123456789,[]_abcU8I3")), max_size=3)
+
+    @settings(max_examples=300, deadline=None)
+    @given(changes)
+    def check(changes):
+        data = bytearray(whole)
+        for at, byte in changes:
+            data[at] = byte
+        (tmp_path / "model.safetensors").write_bytes(data)
+        try:
+            checkpoint = HubCheckpoint(tmp_path)
+            for name in checkpoint.names():
+                shape = checkpoint.shape(name)
+                if checkpoint.stored(name).scale:
+                    assert dequantize(checkpoint.read(name)).shape[:-1] == shape[:-1]
+        except UserError as error:
+            assert str(error) and "\n" not in str(error)
+
+    check()

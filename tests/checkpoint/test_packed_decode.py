@@ -8,11 +8,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hub_folder import write_tokenizer
-from support import MemoryCheckpoint, checkpoint, engine
+from support import MemoryCheckpoint, checkpoint, config, engine, random_checkpoint
 
 from jaxwafer.checkpoint.hub import HubCheckpoint
+from jaxwafer.checkpoint.load import formats_for, stored_tensor
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
+from jaxwafer.model import spec_from_config
+from jaxwafer.partition.placement import place
+from jaxwafer.partition.plan import uniform
 from jaxwafer.pipeline.queue import Sampling
 
 from . import packings
@@ -78,3 +82,24 @@ def test_cores_that_cut_a_block_are_refused_before_anything_is_compiled(tmp_path
         "self_attn.o_proj.weight: axis 'heads' of 256 over 4 cores gives 64 inputs a core in units of 64, which cuts "
         "the int4-g128-f32 groups of 128"
     )
+
+
+def test_experts_of_a_layer_in_different_formats_are_refused(tmp_path):
+    """Whatever the first is, another would be rounded to it."""
+    fields = config(architectures=["Qwen3MoeForCausalLM"], num_experts=2, num_experts_per_tok=1, hidden_size=64,
+                    moe_intermediate_size=32, num_hidden_layers=1)  # fmt: skip
+    plain = random_checkpoint(fields)
+    arrays, name = dict(plain.tensors), "model.layers.0.mlp.experts.0.up_proj."
+    shape = arrays.pop(name + "weight").shape
+    parts, _ = packings.int4(np.random.default_rng(0), *shape, 32, np.float16)
+    arrays |= {name + end: part for end, part in parts.items()}
+    (tmp_path / "config.json").write_text(
+        json.dumps(fields | {"quantization_config": packings.compressed("pack-quantized")})
+    )
+    (tmp_path / "model.safetensors").write_bytes(content(arrays))
+    source = HubCheckpoint(tmp_path)
+    place_on = place(spec_from_config(fields), uniform(1, 1), formats_for(source, "native"), cores=1)
+    with pytest.raises(
+        UserError, match="experts.1.up_proj.weight is stored as f32, but that of expert 0 int4; experts"
+    ):
+        stored_tensor(source, place_on.mlps[0].weights["up"], 0)
