@@ -1,13 +1,11 @@
 """Kimi K3: from its published config.json to a ModelSpec, and what it counts, by hand."""
 
-import json
-from pathlib import Path
-
 import jax.numpy as jnp
 import pytest
 import tiny_k3
 
 from jaxwafer.cache.kv import CacheShape, KVFormat
+from jaxwafer.checkpoint.open import open_config
 from jaxwafer.errors import UserError
 from jaxwafer.model import spec_from_config
 from jaxwafer.model.kinds import KDA, MLA, DenseMLP
@@ -35,15 +33,8 @@ DENSE = 3 * HIDDEN * 33792
 REST = 93 * 6 * HIDDEN + 3 * HIDDEN
 
 
-def published() -> dict:
-    """The card, but for how its experts are quantised, which is no part of the spec."""
-    fields = json.loads((Path(__file__).parents[2] / "checkpoints" / "kimi-k3.json").read_text())
-    fields["text_config"].pop("quantization_config", None)
-    return fields
-
-
-def test_layers_as_published():
-    spec = spec_from_config(published())
+def test_layers_as_open_config("kimi-k3"):
+    spec = spec_from_config(open_config("kimi-k3"))
     full = [n for n, layer in enumerate(spec.layers, 1) if isinstance(layer.mixer, MLA)]
     assert full == [*range(4, 93, 4), 93] and len(spec.layers) == 93
     assert [n for n, layer in enumerate(spec.layers, 1) if isinstance(layer.mlp, DenseMLP)] == [1]
@@ -56,14 +47,14 @@ def test_layers_as_published():
 
 def test_parameters_in_all_and_of_a_token():
     """2.779T and 104.2B: of a token's the embedding is one row."""
-    spec = spec_from_config(published())
+    spec = spec_from_config(open_config("kimi-k3"))
     layers = 69 * DELTA + 24 * LATENT + DENSE + 92 * AROUND + REST
     assert spec.parameters == layers + 92 * 896 * EXPERT + 2 * VOCAB * HIDDEN == 2_779_484_476_000
     assert spec.active_parameters == layers + 92 * 16 * EXPERT + (VOCAB + 1) * HIDDEN == 104_189_619_808
 
 
 def test_state_and_cache_of_a_layer():
-    spec = spec_from_config(published())
+    spec = spec_from_config(open_config("kimi-k3"))
     placed = place(spec, uniform(93, 1), lambda name, weight: choose("native", weight.role, FORMATS["bf16"]), cores=1)
 
     def cache(name: str) -> CacheShape:
