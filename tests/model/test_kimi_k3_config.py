@@ -33,7 +33,7 @@ DENSE = 3 * HIDDEN * 33792
 REST = 93 * 6 * HIDDEN + 3 * HIDDEN
 
 
-def test_layers_as_open_config("kimi-k3"):
+def test_layers_as_published():
     spec = spec_from_config(open_config("kimi-k3"))
     full = [n for n, layer in enumerate(spec.layers, 1) if isinstance(layer.mixer, MLA)]
     assert full == [*range(4, 93, 4), 93] and len(spec.layers) == 93
