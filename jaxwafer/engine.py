@@ -125,6 +125,7 @@ class Engine:
             block=options.block,
             blocks=blocks,
             rows=rows,
+            dtype=jnp.dtype(DTYPES[options.dtype]),
         )
         self._check_memory()
         chunk = min(options.prefill_chunk, options.max_context)
@@ -138,7 +139,7 @@ class Engine:
             eos=max(1, len(self.tokenizer.eos_ids)),
         )
         operations = Operations(self.mesh.devices.flat[0].platform)
-        pipeline = Pipeline(self.placement, operations, jnp.dtype(DTYPES[options.dtype]))
+        pipeline = Pipeline(self.placement, operations, self.cache_shape.dtype)
         self.programs = Programs(pipeline, self.cache_shape, self.mesh, sizes)
         self.programs.decode(filters=False)
         total, loaded = self.placement.allocated_bytes * shape.wafers, 0

@@ -44,7 +44,7 @@ class CacheShape:
     """A cache of `blocks` blocks of `block` tokens for every attention layer, and `rows` rows of recurrent state.
 
     All layers of a request use the same block numbers, so one block number stands for a block in every layer. Where a
-    field spreads its blocks over cores, `blocks` is a multiple of the cores (`even_blocks`).
+    field spreads its blocks over cores, `blocks` is a multiple of the cores (`even_blocks`). dtype: of activations.
     """
 
     placement: Placement
@@ -52,6 +52,7 @@ class CacheShape:
     block: int
     blocks: int
     rows: int = 1
+    dtype: jnp.dtype = jnp.dtype(jnp.float32)
 
     def heads(self, field: TokenField) -> tuple[int, int]:
         """Stored heads over all cores, and the head dimension."""
@@ -64,16 +65,16 @@ class CacheShape:
         return sum(heads * self.format.row_bytes(dim) for heads, dim in map(self.heads, fields))
 
     def state_bytes(self, stack: Stack) -> int:
-        """Bytes of recurrent state a request takes in one layer of a stack, over all cores; float32."""
+        """Bytes of state a request takes in one layer of a stack, over all cores."""
         fields = [f for f in stack.kind.cache() if isinstance(f, StateField)]
-        return 4 * sum(math.prod(self._state_shape(f)) for f in fields)
+        return sum(math.prod(self._state_shape(f)) * self._state_dtype(f).itemsize for f in fields)
 
     def wafer_token_bytes(self, wafer: int) -> int:
         """Bytes a token takes on a wafer's own layers."""
         return sum(len(s.layers[wafer]) * self.token_bytes(s) for s in self.placement.mixers)
 
     def wafer_state_bytes(self, wafer: int) -> int:
-        """Bytes of recurrent state a request takes on a wafer's own layers."""
+        """Bytes of state a request takes on a wafer's own layers."""
         return sum(len(s.layers[wafer]) * self.state_bytes(s) for s in self.placement.mixers)
 
     @property
@@ -86,6 +87,9 @@ class CacheShape:
         """Bytes of all blocks and rows on each wafer."""
         rows = self.rows * sum(s.depth * self.state_bytes(s) for s in self.placement.mixers)
         return self.blocks * self.block_bytes + rows
+
+    def _state_dtype(self, field: StateField) -> jnp.dtype:
+        return self.dtype if field.inputs else jnp.dtype(jnp.float32)
 
     def _state_shape(self, field: StateField) -> tuple[int, ...]:
         place = self.placement
@@ -102,9 +106,8 @@ class CacheShape:
         def field(stack: Stack, declared: Field) -> Pages | State:
             layers = self.placement.wafers * stack.depth
             if isinstance(declared, StateField):
-                return State(
-                    values=jax.ShapeDtypeStruct((layers, self.rows, *self._state_shape(declared)), jnp.float32)
-                )
+                shape = (layers, self.rows, *self._state_shape(declared))
+                return State(values=jax.ShapeDtypeStruct(shape, self._state_dtype(declared)))
             heads, dim = self.heads(declared)
             shape = (layers, self.blocks, self.block, heads)
             exponent = jax.ShapeDtypeStruct(shape, jnp.int8) if self.format.scaled else None

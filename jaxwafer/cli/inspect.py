@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 
+import jax.numpy as jnp
 import tyro
 from rich.table import Table
 
@@ -45,7 +46,7 @@ class Inspect:
         table.add_row("active parameters", amount(active, ""), f"{active:,} that a token needs")
         table.add_section()
         by_format: Counter[str] = Counter()
-        for stack in (*placement.mixers, *placement.mlps):
+        for stack in placement.stacks:
             for storage in stack.weights.values():
                 by_format[storage.format.name] += sum(map(len, stack.layers)) * storage.wafer_bytes(1, 1)
         for storage in placement.globals.values():
@@ -61,8 +62,10 @@ class Inspect:
             table.add_row(
                 f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes"
             )
-        state = CacheShape(placement=placement, format=KVFormat(name="f32"), block=1, blocks=1).wafer_state_bytes(0)
-        table.add_row("state a request", amount(state, "B"), f"{state:,} bytes, float32")
+        dtype = jnp.dtype(jnp.bfloat16)
+        cache = CacheShape(placement=placement, format=KVFormat(name="bf16"), block=1, blocks=1, dtype=dtype)
+        state = cache.wafer_state_bytes(0)
+        table.add_row("state a request", amount(state, "B"), f"{state:,} bytes, past inputs in {dtype}")
         print_table(table)
 
     def _formats(self, native: str) -> tuple[Formats, str]:

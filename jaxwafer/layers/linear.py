@@ -14,8 +14,13 @@ UNIT_EPS = 1e-6
 
 def convolve(name: str, x: jax.Array, dim: int, weights: dict, layer: jax.Array, step: Step, cache: dict[str, State],
              ops: Operations) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Heads of SiLU(convolution of x [B, T, C]), float32 [B, T, C / dim, dim], and the inputs to keep of `name`."""
-    past = read_state(cache[f"{name}_past"], layer, step.slot, step.start)
+    """Heads of SiLU(convolution of x [B, T, C]), float32 [B, T, C / dim, dim], and the inputs to keep of `name`.
+
+    x is rounded to what the cache keeps, so that chunks of a prompt, however cut, read the same inputs.
+    """
+    store = cache[f"{name}_past"]
+    past = read_state(store, layer, step.slot, step.start)
+    x = x.astype(store.values.dtype).astype(jnp.float32)
     y, past = ops.causal_conv(x, past, weights[f"{name}_conv"][layer][:, 0], step.count)
     return einops.rearrange(jax.nn.silu(y), "b t (h d) -> b t h d", d=dim), past
 

@@ -46,6 +46,8 @@ class Config:
 
     def positive(self, name: str, default: Any = ..., *, kind: type = int, most: float = MAX_SIZE) -> Any:
         value = self.take(name, kind, default)
+        if value is None:
+            return None
         if not value > 0:
             raise UserError(f"config.json: {name!r} must be positive, not {value}")
         if value > most:

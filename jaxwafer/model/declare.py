@@ -184,10 +184,12 @@ class TokenField:
 
 @dataclass(frozen=True, kw_only=True)
 class StateField:
-    """A float32 array that a mixer keeps for every request, of fixed size: recurrent state."""
+    """An array that a mixer keeps for every request, of fixed size: recurrent state in float32, or `inputs`, of the
+    past, in the dtype of activations."""
 
     name: str
     axes: tuple[Axis, ...]
+    inputs: bool = False
 
 
 Field = TokenField | StateField

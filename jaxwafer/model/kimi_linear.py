@@ -34,7 +34,7 @@ def spec(fields: dict) -> ModelSpec:
     mla = _mla(config, hidden, eps)
     dense = DenseMLP(hidden=hidden, intermediate=config.positive("intermediate_size"), eps=eps, activation=activation)
     sparse, experts = _sparse_layers(config, layers), _experts(config, hidden, eps, activation)
-    every = config.take("attn_res_block_size", int, None)
+    every = config.positive("attn_res_block_size", None)
     result = ModelSpec(
         family="kimi_linear",
         hidden=hidden,
@@ -136,7 +136,7 @@ def _mla(config: Config, hidden: int, eps: float) -> MLA:
         rope=None,
         scale=(nope + shared) ** -0.5,
         eps=eps,
-        q_rank=config.take("q_lora_rank", int, None),
+        q_rank=config.positive("q_lora_rank", None),
         gate=config.take("mla_use_output_gate", bool, False),
     )
 
@@ -162,7 +162,7 @@ def _experts(config: Config, hidden: int, eps: float, activation: Activation) ->
     config.require("moe_router_activation_func", "sigmoid")
     config.require("use_grouped_topk", True)
     config.require("topk_method", "noaux_tc")
-    latent = config.take("routed_expert_hidden_size", int, None)
+    latent = config.positive("routed_expert_hidden_size", None)
     config.require("latent_moe_use_norm", latent is not None)
     if experts % groups or kept > groups or chosen > experts // groups * kept:
         raise UserError(

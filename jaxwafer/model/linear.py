@@ -62,9 +62,9 @@ class KDA:
         keys, values = self._heads(self.key_dim), self._heads(self.value_dim)
         return (
             StateField(name="state", axes=(self._heads(1), key, value)),
-            StateField(name="q_past", axes=(past, keys)),
-            StateField(name="k_past", axes=(past, keys)),
-            StateField(name="v_past", axes=(past, values)),
+            StateField(name="q_past", axes=(past, keys), inputs=True),
+            StateField(name="k_past", axes=(past, keys), inputs=True),
+            StateField(name="v_past", axes=(past, values), inputs=True),
         )
 
     def flops(self, context: float) -> float:
@@ -138,7 +138,7 @@ class GatedDeltaNet:
         past = Axis(name="past", size=self.taps - 1)
         return (
             StateField(name="state", axes=(self._axis("a"), key, value)),
-            *(StateField(name=f"{n}_past", axes=(past, self._axis(n))) for n in "qkv"),
+            *(StateField(name=f"{n}_past", axes=(past, self._axis(n)), inputs=True) for n in "qkv"),
         )
 
     def flops(self, context: float) -> float:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from support import MemoryCheckpoint, checkpoint
+from tiny_k3 import tiny_k3
 
 from jaxwafer.checkpoint.load import formats_for, load_weights, stored_tensor
 from jaxwafer.errors import UserError
@@ -186,3 +187,25 @@ def test_zero_heads_are_zero_in_every_part():
     stored = stored_tensor(source, k, 0)
     assert k.index[0][96:].tolist() == [-1] * 32
     assert not any(getattr(stored, n)[96:].any() for n in k.names)
+
+
+@pytest.mark.parametrize("shape", [(12,), (1, 1, 12, 1), (3,)])
+def test_axes_of_one_element_may_be_missing_from_a_file_and_padded_ones_be_longer(shape):
+    source = tiny_k3()
+    name = "model.layers.0.self_attn.A_log"
+    rates = source.tensors[name][:3]
+    source.tensors[name] = np.resize(source.tensors[name], shape)
+    placement = place(spec_from_config(source.config), uniform(7, 1), formats_for(source, "native"), cores=2)
+    stored = stored_tensor(source, placement.mixers[0].weights["a_log"], 0)
+    assert np.asarray(stored.values).reshape(-1).tolist() == [*rates, 0]
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 12), (1, 1, 12, 2)])
+def test_other_shapes_are_refused(shape):
+    source = tiny_k3()
+    source.tensors["model.layers.0.self_attn.A_log"] = np.zeros(shape, np.float32)
+    with pytest.raises(UserError, match=r"A_log has shape .*, but its config makes it 1 \(one\) x 1 \(one\) x 3 "):
+        formats_for(source, "native")(
+            "model.layers.0.self_attn.A_log",
+            next(w for w in spec_from_config(source.config).layers[0].mixer.weights() if w.name == "a_log"),
+        )

@@ -66,3 +66,9 @@ def test_a_route_that_visits_wafers_again_changes_nothing(source, alone):
     machine = engine(source, mesh="3x1", partition=ROUTE, micro_batch=2, prefill_chunk=7)
     assert run(machine, PROMPTS) == tokens
     np.testing.assert_allclose(machine.score(LONG), scores, atol=TOLERANCE)
+
+
+def test_as_it_is_run_by_default_the_scores_are_near(source, alone):
+    """bfloat16 activations and an fp8 cache, on a mesh."""
+    machine = engine(source, mesh="2x2", dtype="bf16", kv_cache="fp8")
+    assert np.abs(machine.score(LONG) - alone[1]).mean() < 0.1

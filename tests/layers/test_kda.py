@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from mixer_shards import Core, random_weights
 
 from jaxwafer.model.kinds import KDA
+from jaxwafer.ops.state import State
 
 KIND = KDA(
     hidden=12, heads=3, key_dim=4, value_dim=6, taps=4, eps=1e-5, decay_rank=5, gate_rank=2
@@ -122,3 +124,25 @@ def test_the_first_of_the_stored_rates_are_used():
     (a_log,) = (w for w in K3.weights() if w.name == "a_log")
     assert a_log.shape == a_log.hub_shape == (1, 1, 3, 1)
     assert [axis.padded for axis in a_log.axes] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("chunks", [[1] * 12, [7, 5]])
+def test_past_inputs_in_bfloat16_are_those_that_a_chunk_of_the_whole_prompt_reads(chunks):
+    weights, x = random_weights(KIND), prompt(12)
+
+    def fresh() -> Core:
+        core = Core(KIND, weights)
+        for field in KIND.cache():
+            if field.inputs:
+                core.cache[field.name] = State(values=core.cache[field.name].values.astype(jnp.bfloat16))
+        return core
+
+    whole, core, found, start = fresh(), fresh(), [], 0
+    wanted = whole.run(0, x[None], [0], [12], [3])[0]
+    for count in chunks:
+        found.append(core.run(0, x[None, start : start + count], [start], [count], [3])[0])
+        start += count
+    close(np.concatenate(found), wanted)
+    assert [core.cache[f"{n}_past"].values.dtype for n in "qkv"] == [jnp.bfloat16] * 3
+    for name, state in core.cache.items():
+        close(state.values.astype(jnp.float32)[0, 3], whole.cache[name].values.astype(jnp.float32)[0, 3])
