@@ -81,12 +81,13 @@ class MemoryCheckpoint:
 
 
 def checkpoint(seed: int = 0, form: str = "f32", eos_ids: tuple[int, ...] = (), **changes) -> MemoryCheckpoint:
-    """A Llama with random weights."""
+    """A tiny Llama with random weights, large enough that greedy tokens vary and margins are far above rounding."""
     return random_checkpoint(config(**changes), seed, form, eos_ids)
 
 
-def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32", eos_ids: tuple[int, ...] = ()):
-    """Random weights of any family, large enough that greedy tokens vary and margins are far above rounding."""
+def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
+                      eos_ids: tuple[int, ...] = ()) -> MemoryCheckpoint:  # fmt: skip
+    """The same for the config of any family."""
     spec, rng = spec_from_config(fields), np.random.default_rng(seed)
     tensors = {}
 
@@ -101,10 +102,8 @@ def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32", eos_ids: t
     for number, layer in enumerate(spec.layers):
         for part in (layer.mixer, layer.mlp):
             for weight in part.weights():
-                name = f"model.layers.{number}.{weight.hub}"
-                for one in [name.format(expert=n) for n in range(weight.shape[0])] if weight.per_expert else (name,):
-                    if one not in tensors:
-                        add(one, weight.hub_shape)
+                for expert in range(weight.shape[0] if weight.per_expert else 1):
+                    add(f"model.layers.{number}.{weight.hub.replace('{expert}', str(expert))}", weight.hub_shape)
     return MemoryCheckpoint(fields, tensors, form=form, eos_ids=eos_ids)
 
 

@@ -92,17 +92,21 @@ class CacheShape:
         return tuple(len(axis.placed(axis.shards(place.wafers, place.cores))) for axis in field.axes)
 
     def abstract(self) -> tuple[dict[str, Pages | State], ...]:
-        """For each mixer stack its fields' shapes, global: [wafers, depth, blocks, block, heads, dim] for tokens,
-        [wafers, depth, rows, …] for state."""
+        """For each mixer stack its fields' shapes, global: [wafers · depth, blocks, block, heads, dim] for tokens,
+        [wafers · depth, rows, …] for state.
+
+        Wafers have no axis of their own: a device would have to take off one of one element, and where another axis has
+        one element too (a head), XLA takes off the wrong one and copies the cache to make up for it.
+        """
 
         def field(stack: Stack, declared: Field) -> Pages | State:
-            front = (self.placement.wafers, stack.depth)
+            layers = self.placement.wafers * stack.depth
             if isinstance(declared, StateField):
                 return State(
-                    values=jax.ShapeDtypeStruct((*front, self.rows, *self._state_shape(declared)), jnp.float32)
+                    values=jax.ShapeDtypeStruct((layers, self.rows, *self._state_shape(declared)), jnp.float32)
                 )
             heads, dim = self.heads(declared)
-            shape = (*front, self.blocks, self.block, heads)
+            shape = (layers, self.blocks, self.block, heads)
             exponent = jax.ShapeDtypeStruct(shape, jnp.int8) if self.format.scaled else None
             return Pages(values=jax.ShapeDtypeStruct((*shape, dim), self.format.dtype), exponent=exponent)
 
@@ -114,9 +118,9 @@ class CacheShape:
         def field(declared: Field) -> Pages | State:
             if isinstance(declared, StateField):
                 axes = (a.mesh_axes or None for a in declared.axes)
-                return State(values=PartitionSpec("wafer", None, None, *axes))
-            spread = PartitionSpec("wafer", None, "core")
-            spec = spread if declared.spread else PartitionSpec("wafer", None, None, None, "core")
+                return State(values=PartitionSpec("wafer", None, *axes))
+            spread = PartitionSpec("wafer", "core")
+            spec = spread if declared.spread else PartitionSpec("wafer", None, None, "core")
             return Pages(values=spec, exponent=spec if self.format.scaled else None)
 
         return tuple({f.name: field(f) for f in s.kind.cache()} for s in self.placement.mixers)

@@ -1,7 +1,7 @@
 """`jaxwafer inspect`: what a model is made of and what it weighs."""
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 
 import tyro
 from rich.console import Console
@@ -18,13 +18,10 @@ from jaxwafer.partition.plan import uniform
 from jaxwafer.quant.formats import FORMATS, choose
 from jaxwafer.roofline.table import amount
 
-# Fields of a kind that are the model's, shown otherwise, or names on the hub.
-UNSHOWN = ("hidden", "eps", "rope", "prefix", "names", "router_name", "shared_names")
-
 
 @dataclass
 class Inspect:
-    """Print layers, kinds, parameters, bytes by format, of KV a token and of state a request; from a config alone."""
+    """Print layers, kinds, parameters, bytes by format, of KV a token, of state a request; from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
@@ -78,11 +75,25 @@ class Inspect:
             return lambda name, weight: choose(self.weights, weight.role, FORMATS[native]), "by the config alone"
 
 
+# Fields that are no sizes, or stand elsewhere in the table.
+UNNAMED = frozenset("hidden eps rope prefix names router_name shared_names".split())
+
+
 def describe(kind) -> str:
-    """A kind's sizes, such as "heads 9, kv_heads 3", and what sets it apart from the plain one."""
-    shown = [f for f in fields(kind) if f.name not in UNSHOWN and getattr(kind, f.name) != f.default]
-    sizes = [f"{f.name} {getattr(kind, f.name)}" for f in shown]
+    """A kind's sizes and what differs from its defaults, such as "heads 9, kv_heads 3"."""
+    shown = []
+    for f in fields(kind):
+        value = getattr(kind, f.name)
+        if f.name in UNNAMED or value == f.default:
+            continue
+        if value is True:
+            shown.append(f.name)
+        elif is_dataclass(value):
+            shown.append(f"{f.name} ({describe(value)})")
+        else:
+            shown.append(f"{f.name} {value}")
     rope = getattr(kind, "rope", None)
     if isinstance(rope, Rope):
-        sizes.append(f"RoPE theta {rope.theta:g}" + (f", {type(rope.scaling).__name__}" if rope.scaling else ""))
-    return ", ".join(sizes)
+        scaling = f", {type(rope.scaling).__name__}" if rope.scaling else ""
+        shown.append(f"RoPE theta {rope.theta:g} on {rope.dims}{scaling}")
+    return ", ".join(shown)

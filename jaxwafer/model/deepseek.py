@@ -3,7 +3,8 @@
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import MLA
 from jaxwafer.model.config import Config
-from jaxwafer.model.mlp import DenseMLP, MoE, Router
+from jaxwafer.model.glm4_moe import mixture
+from jaxwafer.model.mlp import DenseMLP, MoE
 from jaxwafer.model.rope import YarnScaling, rope_from_config
 from jaxwafer.model.spec import Layer, ModelSpec
 
@@ -19,7 +20,7 @@ def spec(fields: dict) -> ModelSpec:
     config.require("tie_encoder_decoder", False)
     # Of training, of a program that splits experts over ranks, and of the tensors (`model.layers.N.` past the last
     # layer) that predict the token after the next, which decoding here does not use.
-    config.skip("aux_loss_alpha", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers")
+    config.skip("aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "num_nextn_predict_layers")
     mixer = _mixer(config, eps)
     dense = DenseMLP(hidden=mixer.hidden, intermediate=config.positive("intermediate_size"), eps=eps)
     number = config.positive("num_hidden_layers")
@@ -76,30 +77,10 @@ def _dense_layers(config: Config, layers: int) -> int:
 
 
 def _experts(config: Config, hidden: int, eps: float) -> MoE:
-    experts, chosen = config.positive("n_routed_experts"), config.positive("num_experts_per_tok")
-    groups = config.positive("n_group")
-    kept = config.positive("topk_group")
-    config.require("num_local_experts", experts)
+    # Programs differ in what they assume of these where they are missing.
+    for name, kind in (("n_group", int), ("topk_group", int), ("norm_topk_prob", bool), ("n_shared_experts", int),
+                       ("routed_scaling_factor", float)):  # fmt: skip
+        config.take(name, kind)
     config.require("scoring_func", "sigmoid")
     config.require("topk_method", "noaux_tc")
-    if experts % groups or kept > groups:
-        raise UserError(f"config.json: {experts} experts in {groups} groups, of which {kept} are kept, is impossible")
-    if chosen > experts // groups * kept:
-        raise UserError(f"config.json: 'num_experts_per_tok' is {chosen}, but the kept groups have fewer experts")
-    intermediate = config.positive("moe_intermediate_size")
-    return MoE(
-        hidden=hidden,
-        experts=experts,
-        intermediate=intermediate,
-        router=Router(
-            score="sigmoid",
-            chosen=chosen,
-            renormalize=config.take("norm_topk_prob", bool),
-            scale=config.take("routed_scaling_factor", float),
-            bias=True,
-            groups=groups,
-            kept_groups=kept,
-        ),
-        eps=eps,
-        shared=intermediate * config.take("n_shared_experts", int),
-    )
+    return mixture(config, hidden, eps)

@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: `Glm4MoeForCausalLM`. The layer for multi-token prediction that follows the last is not read."""
+"""GLM-4.5, 4.6 and 4.7: `Glm4MoeForCausalLM`. The layer for multi-token prediction after the last is not read."""
 
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA
@@ -28,13 +28,13 @@ def spec(fields: dict) -> ModelSpec:
         bias=config.take("attention_bias", bool, False),
     )
     dense = DenseMLP(hidden=hidden, intermediate=config.positive("intermediate_size"), eps=eps)
-    mixture = _mixture(config, hidden, eps)
+    experts = mixture(config, hidden, eps)
     layers, first = config.positive("num_hidden_layers"), config.take("first_k_dense_replace", int)
     result = ModelSpec(
         family="glm4_moe",
         hidden=hidden,
         vocab=config.positive("vocab_size"),
-        layers=tuple(Layer(mixer=mixer, mlp=dense if n < first else mixture) for n in range(layers)),
+        layers=tuple(Layer(mixer=mixer, mlp=dense if n < first else experts) for n in range(layers)),
         eps=eps,
         tied=config.take("tie_word_embeddings", bool, False),
         max_context=config.positive("max_position_embeddings"),
@@ -44,7 +44,8 @@ def spec(fields: dict) -> ModelSpec:
     return result
 
 
-def _mixture(config: Config, hidden: int, eps: float) -> MoE:
+def mixture(config: Config, hidden: int, eps: float) -> MoE:
+    """DeepSeek-V3's mixture, which GLM has too: sigmoid scores, a bias for the choice, groups, shared experts."""
     experts, chosen = config.chosen("n_routed_experts")
     intermediate = config.positive("moe_intermediate_size")
     groups, kept = config.positive("n_group", 1), config.positive("topk_group", 1)
@@ -61,5 +62,14 @@ def _mixture(config: Config, hidden: int, eps: float) -> MoE:
         groups=groups,
         kept_groups=kept,
     )
-    shared = config.take("n_shared_experts", int, 1) * intermediate
-    return MoE(hidden=hidden, experts=experts, intermediate=intermediate, router=router, eps=eps, shared=shared)
+    shared = config.take("n_shared_experts", int, 1)
+    if shared < 0:
+        raise UserError(f"config.json: 'n_shared_experts' must not be negative, as {shared} is")
+    return MoE(
+        hidden=hidden,
+        experts=experts,
+        intermediate=intermediate,
+        router=router,
+        eps=eps,
+        shared=shared * intermediate,
+    )

@@ -25,6 +25,8 @@ def moe_spec(fields: dict) -> ModelSpec:
     config.skip("output_router_logits", "router_aux_loss_coef")
     layers, every = config.positive("num_hidden_layers"), config.positive("decoder_sparse_step", 1)
     without = config.take("mlp_only_layers", list, [])
+    if not all(type(n) is int for n in without):
+        raise UserError(f"config.json: 'mlp_only_layers' should be a list of layers, not {without!r}")
     dense, mixture = _dense(config), _mixture(config)
     sparse = [n not in without and (n + 1) % every == 0 for n in range(layers)]
     return _spec(config, "qwen3_moe", [mixture if s else dense for s in sparse])

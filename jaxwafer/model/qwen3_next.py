@@ -3,8 +3,6 @@
 Tensors under `mtp.`, which predict the token after the next, and `model.visual.` are known and not read.
 """
 
-from collections.abc import Callable
-
 from jaxwafer.errors import UserError
 from jaxwafer.model.attention import GQA
 from jaxwafer.model.config import Config
@@ -41,22 +39,6 @@ def moe_spec(fields: dict, *, fused_experts: bool = False) -> ModelSpec:
     config.require("norm_topk_prob", True)
     dense = [False] * config.positive("num_hidden_layers")
     return _spec(config, "qwen3_5_moe", fused=False, dense=dense, fused_experts=fused_experts)
-
-
-def text_of(text_spec: Callable[[dict], ModelSpec]) -> Callable[[dict], ModelSpec]:
-    """The reader of a config whose `text_config` is for `text_spec`: of `Qwen3_5ForConditionalGeneration`, the text."""
-
-    def spec(fields: dict) -> ModelSpec:
-        config = Config(fields)
-        config.skip("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-        text = config.take("text_config", dict)
-        tied = config.take("tie_word_embeddings", bool, False)
-        if text.setdefault("tie_word_embeddings", tied) != tied:
-            raise UserError("config.json: 'tie_word_embeddings' is not the same in 'text_config'")
-        config.finish()
-        return text_spec(text)
-
-    return spec
 
 
 def _spec(config: Config, family: str, *, fused: bool, dense: list[bool], renormalize: bool = True,

@@ -116,7 +116,7 @@ class YarnScaling:
 def rope_from_config(config: dict, *, dims: int, interleaved: bool = False, partial: float | None = None) -> Rope:
     """The `Rope` of a Hugging Face config (`rope_theta` and `rope_scaling`, or transformers 5's `rope_parameters`).
 
-    dims: of a head. partial: in families with a `partial_rotary_factor`, its default.
+    dims: of a head. partial: the default `partial_rotary_factor`; None in families that have no such field.
     """
     field = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     parameters = config.get(field) or {}
@@ -127,9 +127,14 @@ def rope_from_config(config: dict, *, dims: int, interleaved: bool = False, part
     if "rope_theta" not in parameters:
         parameters["rope_theta"] = 10000.0 if config.get("rope_theta") is None else config["rope_theta"]
     theta = _positive(parameters, "rope_theta")
+    if theta <= 1:
+        raise UserError(f"config.json: 'rope_theta' should be above 1, not {theta:g}")
     if partial is not None:
         parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or partial)
-        dims = int(dims * _positive(parameters, "partial_rotary_factor"))
+        partial = _positive(parameters, "partial_rotary_factor")
+        if partial > 1:
+            raise UserError(f"config.json: 'partial_rotary_factor' must be at most 1, not {partial:g}")
+        dims = int(dims * partial)
     if dims % 2:
         raise UserError(f"config.json: a head dimension {dims} is odd, and RoPE turns elements in pairs")
     kind = parameters.pop("rope_type", parameters.pop("type", "default"))

@@ -71,7 +71,7 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
     Tally).
     """
     wafers = pipeline.placement.wafers
-    weights, tables, cache, flight = layers_local(weights), local(tables), local(cache), local(flight)
+    weights, tables, flight = layers_local(weights), local(tables), local(flight)
     micro_batches, batch = requests.token.shape
     wafer = pipeline.wafer()
 
@@ -139,4 +139,4 @@ def decode(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, reques
     )  # fmt: skip
     done, cache, requests, flight, out, tally = jax.lax.while_loop(more, tick, begin)
     tally = tally.replace(experts=psum(tally.experts, "core"))
-    return stacked(cache), requests, stacked(flight), out, done, stacked(tally)
+    return cache, requests, stacked(flight), out, done, stacked(tally)

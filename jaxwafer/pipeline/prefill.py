@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxwafer.ops.collective import spanned
 from jaxwafer.ops.sampling.api import SamplingState, logprob, sample
 from jaxwafer.ops.step import Step
-from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
+from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local
 
 
 @flax.struct.dataclass
@@ -36,7 +36,7 @@ def prefill(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, chunk
     probabilities, float32 [N, T].
     """
     wafers = pipeline.placement.wafers
-    weights, tables, cache = layers_local(weights), local(tables), local(cache)
+    weights, tables = layers_local(weights), local(tables)
     limit, length = chunks.tokens.shape
     wafer = pipeline.wafer()
 
@@ -73,4 +73,4 @@ def prefill(pipeline: Pipeline, weights: dict, tables: dict, cache: tuple, chunk
     x = jnp.zeros((1, length, pipeline.placement.spec.hidden), pipeline.dtype)
     result = jnp.zeros((limit,), jnp.int32) if chunks.targets is None else jnp.zeros((limit, length), jnp.float32)
     cache, _, result = jax.lax.fori_loop(0, number + wafers - 1, tick, (cache, x, result))
-    return stacked(cache), result
+    return cache, result

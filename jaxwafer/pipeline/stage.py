@@ -62,7 +62,7 @@ def choices(table: SlotTable) -> list[tuple[int, ...]]:
 class Stage:
     """The layers of one wafer, on one core's shards.
 
-    weights, cache: without the wafer axis. tables: this wafer's rows of the slot tables, int32 [slots]. gated: skip the
+    weights: without the wafer axis. tables: this wafer's rows of the slot tables, int32 [slots]. gated: skip the
     work of a micro-batch of pad rows alone.
     """
 

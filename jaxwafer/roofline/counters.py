@@ -63,7 +63,8 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
         nonlocal padding
         nbytes = times * storage.wafer_bytes(place.wafers, place.cores)
         weights[storage.format.name] += nbytes
-        padding += nbytes * storage.padding
+        # Experts are padded by whole ones, which no token reads.
+        padding += 0.0 if storage.weight.of_experts else nbytes * storage.padding
 
     for stack in place.mixers:
         for storage in stack.weights.values():
@@ -132,6 +133,13 @@ def imbalance(cache: CacheShape, counts: Counts) -> float:
     place = cache.placement
     ticks = np.maximum(counts.busy_ticks, 1)
     layers = [place.weight_bytes(w) - place.global_bytes for w in range(place.wafers)]
+    for number, stack in enumerate(place.mlps):
+        experts = [s for s in stack.weights.values() if s.weight.of_experts]
+        held = sum(s.wafer_bytes(place.wafers, place.cores) for s in experts)
+        for w, on in enumerate(stack.layers):
+            if experts:
+                read = counts.experts[w, number] / ticks[w] / len(experts[0].index[0])
+                layers[w] += held * (read - len(on))
     kv = [cache.wafer_token_bytes(w) * counts.kv_rows[w] / ticks[w] for w in range(place.wafers)]
     state = [2 * cache.wafer_state_bytes(w) * counts.tokens[w] / ticks[w] for w in range(place.wafers)]
     each = np.array(layers) + np.array(kv) + np.array(state)

@@ -32,10 +32,35 @@ def test_a_block_freed_twice_is_caught():
         allocator.release(blocks)
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 5, 17, 24])
+def test_a_requests_blocks_are_spread_evenly_over_the_shards(tokens):
+    allocator = BlockAllocator(24, 1, shards=4)
+    for _ in range(24 // tokens):
+        on = np.bincount(allocator.allocate(tokens) // 6, minlength=4)
+        assert on.max() - on.min() <= 1
+    assert allocator.free == 24 % tokens
+
+
+def test_requests_start_where_most_is_left():
+    allocator = BlockAllocator(8, 1, shards=4)
+    assert [int(allocator.allocate(1)[0]) for _ in range(8)] == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def test_what_is_left_is_given_out_however_it_lies():
+    """The capacity that is printed counts every free block, so none may be refused for the shard it is in."""
+    allocator = BlockAllocator(8, 1, shards=4)
+    requests = [allocator.allocate(1) for _ in range(8)]
+    for blocks in requests[1::4]:
+        allocator.release(blocks)
+    assert allocator.free == 2
+    assert sorted(allocator.allocate(2).tolist()) == [2, 3] and allocator.allocate(1) is None
+
+
+@pytest.mark.parametrize("shards", [1, 3])
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=60))
-def test_a_block_has_one_owner_at_a_time(moves):
-    allocator, owned = BlockAllocator(12, 4), []
+def test_a_block_has_one_owner_at_a_time(shards, moves):
+    allocator, owned = BlockAllocator(12, 4, shards), []
     for take, amount in moves:
         if take:
             blocks = allocator.allocate(amount)

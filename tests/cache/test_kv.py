@@ -53,9 +53,9 @@ def test_a_wafer_counts_its_own_layers_and_allocates_those_of_the_fullest():
 def test_the_arrays_have_the_bytes_that_are_counted_and_start_at_zero(form):
     cache = shape(config(), Partition(((0, 1, 2), (3, 4))), form, cores=2)
     (fields,) = cache.abstract()
-    assert set(fields) == {"k", "v"} and fields["k"].values.shape == (2, 3, 5, 8, 4, 16)
+    assert set(fields) == {"k", "v"} and fields["k"].values.shape == (2 * 3, 5, 8, 4, 16)
     mesh = make_mesh(MeshShape(2, 2))
-    sharding = NamedSharding(mesh, PartitionSpec("wafer", None, None, None, "core"))
+    sharding = NamedSharding(mesh, PartitionSpec("wafer", None, None, "core"))
     made = allocate(cache.abstract(), jax.tree.map(lambda _: sharding, cache.abstract()))
     leaves = jax.tree.leaves(made)
     assert sum(leaf.nbytes for leaf in leaves) == 2 * cache.blocks * cache.block_bytes

@@ -42,7 +42,7 @@ def case(lengths, counts, tokens: int = 1, block: int = BLOCK, columns: int = CO
         rows.append(mine)
         caches.append(Pages(values=jnp.asarray(values), exponent=None if exponent is None else jnp.asarray(exponent)))
     start = np.maximum(np.array(lengths) - np.array(counts), 0)
-    step = Step(*(jnp.asarray(a, jnp.int32) for a in (start, counts, table)))
+    step = Step(*(jnp.asarray(a, jnp.int32) for a in (start, counts, table, np.zeros(batch))))
     q = jnp.asarray(rng.standard_normal((batch, tokens, HEADS, GROUP, DIM)), jnp.float32)
     return (q, *caches), step, rows
 

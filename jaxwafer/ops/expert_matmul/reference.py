@@ -21,30 +21,32 @@ def description() -> str:
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array) -> jax.Array:
     """x: [R, K]. A matrix is rounded to the dtype of x before it is multiplied. Returns float32 [R, N]."""
     rows, count, outputs = x.shape[0], weight.values.shape[1], weight.values.shape[2]
+    inputs = weight.values.shape[-1] * (2 if weight.format.packed else 1)
     tile = min(TILE, rows)
     owner = jnp.where((experts >= 0) & (experts < count), experts, count)
     order = jnp.argsort(owner, stable=True)
-    # Rows of expert e: ends[e − 1] … ends[e] of the sorted ones.
-    sizes = jnp.zeros((count,), jnp.int32).at[owner].add(1, mode="drop")
-    ends = jnp.cumsum(sizes)
-    live = jnp.argsort(sizes == 0, stable=True)
-    # The last tile of the last expert may reach past the rows.
-    inputs = weight.values.shape[-1] * (2 if weight.format.packed else 1)
-    sorted_x = jnp.pad(x[order], ((0, tile), (0, inputs - x.shape[1])))
+    owner = owner[order]
+    # The last tile may reach past the rows.
+    x = jnp.pad(x[order], ((0, tile), (0, inputs - x.shape[1])))
+    ends = jnp.cumsum(jnp.zeros((count,), jnp.int32).at[owner].add(1, mode="drop"))
 
-    def expert(number, out):
-        e = live[number]
-        matrix = dequantize(weight[index, e], x.dtype)
+    def expert(carry):
+        """All rows of the expert whose first row is `begin`."""
+        begin, out = carry
+        mine = owner[begin]
+        matrix, end = dequantize(weight[index, mine], x.dtype), ends[mine]
 
-        def rows_of(state):
-            begin, out = state
-            part = jax.lax.dynamic_slice_in_dim(sorted_x, begin, tile)
+        def multiply(carry):
+            begin, out = carry
+            part = jax.lax.dynamic_slice_in_dim(x, begin, tile)
             product = jnp.einsum("rk,nk->rn", part, matrix, preferred_element_type=jnp.float32, precision="highest")
-            mine = begin + jnp.arange(tile, dtype=jnp.int32) < ends[e]
-            product = jnp.where(mine[:, None], product, jax.lax.dynamic_slice_in_dim(out, begin, tile))
+            inside = begin + jnp.arange(tile, dtype=jnp.int32) < end
+            product = jnp.where(inside[:, None], product, jnp.float32(0.0))
+            # What a tile writes past the expert's rows the next expert, if there is one, writes again.
             return begin + tile, jax.lax.dynamic_update_slice_in_dim(out, product, begin, 0)
 
-        return jax.lax.while_loop(lambda state: state[0] < ends[e], rows_of, (ends[e] - sizes[e], out))[1]
+        return end, jax.lax.while_loop(lambda carry: carry[0] < end, multiply, (begin, out))[1]
 
-    out = jax.lax.fori_loop(0, jnp.sum(sizes > 0), expert, jnp.zeros((rows + tile, outputs), jnp.float32))
+    out = jnp.zeros((rows + tile, outputs), jnp.float32)
+    _, out = jax.lax.while_loop(lambda carry: carry[0] < ends[-1], expert, (jnp.zeros((), jnp.int32), out))
     return jnp.zeros((rows, outputs), jnp.float32).at[order].set(out[:rows], unique_indices=True)

@@ -1,0 +1,107 @@
+"""Rows times the matrices of their experts, against a matrix at a time in float64."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxwafer.ops import backends
+from jaxwafer.ops.expert_matmul import api, reference
+from jaxwafer.ops.operations import Operations
+from jaxwafer.quant.convert import dequantize, quantize
+from jaxwafer.quant.formats import FORMATS
+
+S, E, N, K = 2, 5, 7, 40
+STACK = np.random.default_rng(0).standard_normal((S, E, N, K)).astype(np.float32)
+
+
+@partial(jax.jit, static_argnames="backend")
+def run(x, weight, index, experts, backend="reference"):
+    return api.expert_matmul(x, weight, index, experts, backend=backend)
+
+
+def check(experts, form="f32", index=1, seed=1, backend="reference"):
+    weight = quantize(STACK, FORMATS[form])
+    experts = np.asarray(experts, np.int32)
+    x = np.random.default_rng(seed).standard_normal((len(experts), K)).astype(np.float32)
+    expected = np.zeros((len(experts), N))
+    for row, expert in enumerate(experts.tolist()):
+        if 0 <= expert < E:
+            expected[row] = dequantize(weight)[index, expert, :, :K].astype(np.float64) @ x[row]
+    got = run(x, jax.tree.map(jnp.asarray, weight), index, experts, backend=backend)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(got), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        [3],
+        [0, 1, 2, 3, 4],
+        [4, 4, 4, 4, 4, 4],
+        [2, 0, 2, 0, 2, 4, 0],
+        [-1],
+        [-1, -1, 5, 99],
+        [-1, 3, 5, 3, -7, 0],
+        [1] * 300 + [-1] * 20 + [0] * 3 + [4] * 129,
+    ],
+    ids=["one row", "a row each", "all to one", "empty experts", "a pad", "pads alone", "pads between", "many tiles"],
+)
+@pytest.mark.parametrize("backend", api.BACKENDS)
+def test_each_row_meets_the_matrix_of_its_expert(experts, backend):
+    check(experts, backend=backend)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("index", [0, 1])
+def test_every_format(form, index):
+    check([2, 0, -1, 4, 0, 1], form=form, index=index)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.integers(-2, E + 1), min_size=9, max_size=9), st.integers(0, 99))
+def test_any_mixture_of_experts(experts, seed):
+    check(experts, seed=seed)
+
+
+def test_tiles_end_where_the_rows_of_an_expert_do(monkeypatch):
+    monkeypatch.setattr(reference, "TILE", 2)
+    x = np.random.default_rng(2).standard_normal((11, K)).astype(np.float32)
+    experts = np.array([0, 3, 3, 0, 3, -1, 3, 3, 1, 1, 0], np.int32)
+    weight = jax.tree.map(jnp.asarray, quantize(STACK, FORMATS["f32"]))
+    got = jax.jit(reference.expert_matmul)(x, weight, jnp.int32(0), experts)
+    expected = np.where(experts[:, None] < 0, 0, np.einsum("rk,rnk->rn", x, STACK[0, experts]))
+    np.testing.assert_allclose(np.asarray(got), expected, atol=2e-5)
+
+
+def test_experts_that_no_row_names_are_not_read():
+    """Nothing of them reaches the result, though they are not numbers."""
+    stack = STACK.copy()
+    stack[:, [0, 2]] = np.nan
+    stack[0] = np.nan
+    weight = jax.tree.map(jnp.asarray, quantize(stack, FORMATS["f32"]))
+    experts = np.array([3, -1, 1, 4, 9], np.int32)
+    got = np.asarray(run(np.ones((5, K), np.float32), weight, 1, experts))
+    np.testing.assert_allclose(got[[0, 2, 3]], STACK[1, [3, 1, 4]].sum(-1), atol=2e-5)
+    assert not got[[1, 4]].any()
+
+
+def test_bfloat16_rows_accumulate_in_float32():
+    weight = jax.tree.map(jnp.asarray, quantize(STACK, FORMATS["bf16"]))
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((4, K)), jnp.bfloat16)
+    got = run(x, weight, 0, np.array([1, 1, 0, 4], np.int32))
+    wide = np.asarray(x, np.float64)
+    expected = np.einsum("rk,rnk->rn", wide, dequantize(quantize(STACK, FORMATS["bf16"]))[0, [1, 1, 0, 4]])
+    np.testing.assert_allclose(np.asarray(got), expected, atol=2e-5)
+
+
+def test_the_choice_is_shown():
+    assert api.choose(jnp.float32, "int4", "tpu") == "reference"
+    assert backends.implementations("tpu")["expert_matmul"] == {"backend": "reference", "reason": "plain JAX"}
+    report = Operations("tpu").report(jnp.float32, ["bf16"], ["int4"])
+    assert list(report) == ["matmul bf16", "expert_matmul int4", "attention", "sampling"]
+    assert "expert_matmul" not in " ".join(Operations("tpu").report(jnp.float32, ["bf16"], []))
