@@ -1,23 +1,21 @@
 """Every test runs on 16 virtual CPU devices, with implicit promotion of dtypes and ranks made an error."""
 
-import os
-from pathlib import Path
-
 import jax
 import pytest
+
+from jaxwafer.cache_dir import cache_folder
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 16)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-cache = os.environ.get("JAXWAFER_TEST_CACHE", str(Path.home() / ".cache" / "jaxwafer" / "xla"))
-jax.config.update("jax_compilation_cache_dir", cache)
+jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 # Whole models compiled in many variants: left out of the short run on the second Python.
-SLOW = ("tests/parity/", "tests/laws/test_k3", "tests/laws/test_latent", "tests/laws/test_moe", "tests/laws/test_gpt_oss",
-        "tests/laws/test_state", "tests/checkpoint/test_packed_decode")  # fmt: skip
+SLOW = ("tests/parity/", "tests/laws/test_k3", "tests/laws/test_latent", "tests/laws/test_moe",
+        "tests/laws/test_gpt_oss", "tests/laws/test_state", "tests/checkpoint/test_packed_decode")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
