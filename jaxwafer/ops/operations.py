@@ -1,5 +1,6 @@
 """The operations as one program uses them: a backend chosen for each, once, when the engine is made."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -55,13 +56,13 @@ class Operations:
         """As `ops.causal_conv.api.causal_conv`."""
         return causal_conv.causal_conv(x, past, weight, count, backend="reference")
 
-    def report(self, dtype, formats: list[str], expert_formats: list[str]) -> dict[str, dict[str, str]]:
-        """{operation: {"backend", "reason"}} of a program with activations of `dtype`, and weights and experts in
-        `formats` and `expert_formats`."""
+    def report(self, dtype, formats: list[str], expert_formats: list[str], others: Iterable[str]) -> dict[str, dict]:
+        """{operation: {"backend", "reason"}} of a program with activations of `dtype`, weights and experts in `formats`
+        and `expert_formats`, and `others` of the operations in `backends.OPERATIONS`."""
         found = {}
         for name, api, each in (("matmul", matmul, formats), ("expert_matmul", expert_matmul, expert_formats)):
             for form in each:
                 backend, reason = api.explain(dtype, form, self.platform)
                 found[f"{name} {form}"] = {"backend": backend, "reason": reason}
         rest = implementations(self.platform)
-        return found | {name: rest[name] for name in rest if name not in ("matmul", "expert_matmul")}
+        return found | {name: rest[name] for name in rest if name in others}

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.engine import Engine
+from jaxwafer.model.declare import StateField, TokenField
+from jaxwafer.model.spec import ModelSpec
 from jaxwafer.pipeline.queue import Request
 from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, tick_latency
 from jaxwafer.roofline.counters import Counts, decode_traffic, imbalance
@@ -55,7 +57,8 @@ class Run:
             "compile": {"count": engine.programs.compiles, "seconds": engine.programs.seconds},
             "memory": self._memory(),
             "backends": engine.programs.pipeline.ops.report(
-                engine.programs.pipeline.dtype, engine.placement.formats, engine.placement.expert_formats
+                engine.programs.pipeline.dtype, engine.placement.formats, engine.placement.expert_formats,
+                operations(engine.spec),
             ),
             "versions": {p: version(p) for p in ("jaxwafer", "jax", "jaxlib")} | {"python": platform.python_version()},
         }  # fmt: skip
@@ -136,6 +139,17 @@ class Run:
             "peak_device_bytes": max((p for p in peaks if p), default=None),
             "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
         }
+
+
+def operations(spec: ModelSpec) -> set[str]:
+    """The operations beside matrix products that a model's layers use."""
+    fields = {type(field) for kind in spec.mixers for field in kind.cache()}
+    found = {"sampling"}
+    if TokenField in fields:
+        found.add("attention")
+    if StateField in fields:
+        found |= {"delta rule", "causal convolution"}
+    return found
 
 
 def _rate(count: int, seconds: float) -> float | None:

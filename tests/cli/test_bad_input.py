@@ -176,7 +176,7 @@ def promise_more(data: bytes) -> bytes:
         ("config.json", lambda data: data[:-1], "m/config.json is not valid JSON "),
         ("config.json", lambda data: b"[]", "m/config.json should hold a JSON object, not list"),
         ("config.json", None, "m has no config.json; give the folder of a Hugging Face checkpoint"),
-        ("tokenizer.json", None, "m has no tokenizer.json; add it from the model's repository"),
+        ("tokenizer.json", None, "m has no tokenizer.json (and no tiktoken.model); add it from the model's repository"),
         ("tokenizer.json", lambda data: b"{}", "m/tokenizer.json is not a tokenizer this version understands "),
     ],
 )

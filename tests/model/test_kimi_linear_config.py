@@ -58,7 +58,7 @@ def test_hub_names_are_those_of_the_published_checkpoint():
         (config(moe_router_activation_func="softmax"), "'moe_router_activation_func' = 'softmax'"),
         (config(num_experts_per_token=300), "300 experts a token"),
         (config(mlp_layer_types=["sparse"] * 27), "'mlp_layer_types'"),
-        (config(attn_res_block_size=12), "'attn_res_block_size' is not understood"),
+        (config(attn_res_block_count=12), "'attn_res_block_count' is not understood"),
     ],
 )
 def test_what_would_change_the_maths_is_refused(fields, message):
@@ -69,10 +69,10 @@ def test_what_would_change_the_maths_is_refused(fields, message):
 def test_the_variant_of_kimi_k3_is_read_from_its_linear_attn_config():
     fields = {"head_dim": 128, "num_heads": 96, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0,
               "use_full_rank_gate": True}  # fmt: skip
-    kind = kda_mixer(Config(fields), 7168, 1e-5, stored_heads=128)
+    kind = kda_mixer(Config(fields), 7168, 1e-5)
     assert (kind.lower_bound, kind.gate_rank, kind.decay_rank) == (-5.0, None, 128)
     shapes = {w.hub.removeprefix("self_attn."): w.hub_shape for w in kind.weights()}
-    assert shapes["A_log"] == (1, 1, 128, 1)
+    assert shapes["A_log"] == (1, 1, 96, 1)
     assert shapes["g_proj.weight"] == (12288, 7168)
 
 

@@ -26,8 +26,8 @@ def cache(cores: int) -> CacheShape:
 
 
 def counts(experts, ticks=(0, 0)) -> Counts:
-    zero = np.zeros(2)
-    return Counts(busy_ticks=np.array(ticks), tokens=zero, kv_rows=zero, experts=np.array(experts)[:, None])
+    zero = np.zeros((2, 1))
+    return Counts(busy_ticks=np.array(ticks)[:, None], tokens=zero, kv_rows=zero, experts=np.array(experts)[:, None])
 
 
 @pytest.mark.parametrize("cores", [1, 2])
