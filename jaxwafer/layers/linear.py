@@ -45,4 +45,4 @@ def recur(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Arra
 def gated_norm(o: jax.Array, gate: jax.Array, weight: jax.Array, eps: float, dtype) -> jax.Array:
     """RMSNorm of each head of o [B, T, H, V] times gate [B, T, H · V], in `dtype` [B, T, H · V]."""
     normed = einops.rearrange(rms_norm(o, weight, eps), "b t h d -> b t (h d)")
-    return (normed * gate).astype(dtype)
+    return (normed * gate.astype(jnp.float32)).astype(dtype)
