@@ -39,8 +39,9 @@ def project(kind: MLA, weights: dict, layer: jax.Array, x: jax.Array, step: Step
     if kind.rope is not None:
         cos, sin = angles(kind.rope, step.positions(x.shape[1]))
         q_rope, k_rope = (rotate(a, cos, sin, interleaved=kind.rope.interleaved) for a in (q_rope, k_rope))
+    # The matrix first: in the other order XLA's CPU compiler makes a bfloat16 product that its runtime lacks.
     absorbed = jnp.einsum(
-        "bthn,hnr->bthr", q_nope, per_head(weights["k_b"], layer, kind.nope, kind.rank, x.dtype),
+        "hnr,bthn->bthr", per_head(weights["k_b"], layer, kind.nope, kind.rank, x.dtype), q_nope,
         preferred_element_type=jnp.float32, precision="highest",
     )  # fmt: skip
     carry = {"q": jnp.concatenate([absorbed.astype(x.dtype), q_rope], axis=-1)}
