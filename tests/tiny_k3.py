@@ -43,7 +43,7 @@ def tiny_k3(layers: int = 7) -> MemoryCheckpoint:
         if name.endswith("A_log"):
             source.tensors[name] = np.pad(tensor.reshape(-1), (0, LINEAR["head_dim"] - LINEAR["num_heads"]))
         elif name.endswith(WRITING):
-            source.tensors[name] = 0.5 * tensor
+            source.tensors[name] = 0.25 * tensor
         elif name.endswith("embed_tokens.weight"):
             source.tensors[name] = TEXT["hidden_size"] ** 0.5 * tensor
     return source
