@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 
 from jaxwafer.errors import UserError
 from jaxwafer.model.declare import Field, StateField, TokenField
+from jaxwafer.ops.bits import stored_as
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.state import State
 from jaxwafer.partition.placement import Placement, Stack
@@ -28,7 +29,8 @@ class KVFormat:
 
     @property
     def dtype(self):
-        return jnp.dtype(KV_FORMATS[self.name])
+        """In which it is stored."""
+        return stored_as(KV_FORMATS[self.name])
 
     @property
     def scaled(self) -> bool:
@@ -89,7 +91,7 @@ class CacheShape:
         return self.blocks * self.block_bytes + rows
 
     def _state_dtype(self, field: StateField) -> jnp.dtype:
-        return self.dtype if field.inputs else jnp.dtype(jnp.float32)
+        return stored_as(self.dtype if field.inputs else jnp.float32)
 
     def _state_shape(self, field: StateField) -> tuple[int, ...]:
         place = self.placement

@@ -4,6 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops.bits import from_bits, to_bits
 from jaxwafer.quant.formats import E4M3_MAX
 
 
@@ -11,8 +12,9 @@ from jaxwafer.quant.formats import E4M3_MAX
 class Pages:
     """Rows of one cache field (such as k) for a stack of layers.
 
-    values: [layers, blocks, block, heads, head_dim]. exponent: int8 [layers, blocks, block, heads] for FP8, whose rows
-    are values · 2^exponent; otherwise None. A power of two costs one byte and loses nothing but range.
+    values: [layers, blocks, block, heads, head_dim], stored as `ops.bits` says. exponent: int8 [layers, blocks, block,
+    heads] for FP8, whose rows are values · 2^exponent; otherwise None. A power of two costs one byte and loses nothing
+    but range.
     """
 
     values: jax.Array
@@ -35,18 +37,18 @@ def append(pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, 
     # A scatter drops what lies past the end but wraps what is negative.
     block = jnp.where(block < 0, pages.blocks, block)
     if pages.exponent is None:
-        values = pages.values.at[layer, block, offset].set(rows.astype(pages.values.dtype), mode="drop")
-        return pages.replace(values=values)
+        bits = to_bits(rows, pages.values.dtype)
+        return pages.replace(values=pages.values.at[layer, block, offset].set(bits, mode="drop"))
     scaled, exponent = to_fp8(rows)
     return Pages(
-        values=pages.values.at[layer, block, offset].set(scaled, mode="drop"),
+        values=pages.values.at[layer, block, offset].set(to_bits(scaled, pages.values.dtype), mode="drop"),
         exponent=pages.exponent.at[layer, block, offset].set(exponent, mode="drop"),
     )
 
 
 def read(pages: Pages, layer: jax.Array, blocks: jax.Array, dtype) -> jax.Array:
     """Rows of `blocks`, int32 [B, n], as `dtype` [B, n·block, heads, head_dim]."""
-    values = pages.values[layer, blocks].astype(dtype)
+    values = from_bits(pages.values[layer, blocks]).astype(dtype)
     if pages.exponent is not None:
         scale = power_of_two(pages.exponent[layer, blocks]).astype(dtype)
         values = values * scale[..., None]

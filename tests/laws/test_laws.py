@@ -161,6 +161,15 @@ def test_law_5_the_engine_admits_what_the_capacity_says():
     assert len(machine.queue.admit()) == 20 // each
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_cache", ["f32", "bf16", "fp8"])
+def test_law_6_no_cache_is_copied(kv_cache, dtype):
+    """A cache many times a micro-batch's, of which decoding copies less than a micro-batch's."""
+    machine = engine(mesh="2x2", micro_batch=2, max_context=512, kv_blocks=2048, kv_cache=kv_cache, dtype=dtype)
+    micro_batch = machine.cache_shape.block_bytes // 2 * machine.programs.sizes.blocks * 2
+    assert machine.programs.temp_bytes < micro_batch
+
+
 def test_law_6_one_compile_a_shape_and_no_copied_cache():
     machine = engine(mesh="2x2", micro_batch=2, max_context=512, kv_blocks=2048, prefill_chunk=64)
     run(machine, PROMPTS[:3])
