@@ -135,7 +135,7 @@ class Engine:
             blocks=table,
             burst=options.burst * max(micro_batches, rounds),
             chunks=max(8, rounds),
-            chunk_tokens=tuple(sorted({min(32, chunk), chunk})),
+            chunk_tokens=tuple(n for n in (32, 64, 128, 256, 512, 1024) if n < chunk) + (chunk,),
             eos=max(1, len(self.tokenizer.eos_ids)),
         )
         operations = Operations(self.mesh.devices.flat[0].platform)
