@@ -37,7 +37,12 @@ def run(machine, prompts, new=9):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def source(request):
-    return random_checkpoint(FAMILIES[request.param])
+    """Random weights, with decays under which state lasts for many tokens."""
+    found, rng = random_checkpoint(FAMILIES[request.param]), np.random.default_rng(1)
+    for name, tensor in found.tensors.items():
+        if name.endswith("A_log"):
+            found.tensors[name] = np.log(rng.uniform(0.02, 1.0, tensor.shape)).astype(np.float32)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +76,9 @@ def test_any_chunks_of_the_prompt_give_the_same_state_and_scores(alone, source, 
     """One layout of state, one result, whether tokens come by steps of one or padded chunks (pitfalls 3 and 4)."""
     tokens = PROMPTS[2] + PROMPTS[5]
     pieces = engine(source, prefill_chunk=chunk)
-    np.testing.assert_allclose(pieces.score(tokens), alone.score(tokens), atol=2e-5)
+    np.testing.assert_allclose(pieces.score(tokens), alone.score(tokens), atol=2e-4)
     for one, other in zip(states(pieces), states(alone), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=5e-5)
 
 
 def test_bytes_of_state_by_declaration_are_the_bytes_on_devices(source):
