@@ -27,9 +27,9 @@ def implementation(backends: dict[str, ModuleType], platform: str) -> dict[str, 
     for form in FORMATS:
         backend, reason = explain(backends, jnp.float32, form, platform)
         taken.setdefault((backend, reason.replace(f" {form} ", " these ")), []).append(form)
-    if len(taken) == 1:
-        ((backend, reason),) = taken
-        return {"backend": backend, "reason": reason}
+    if len({backend for backend, _ in taken}) == 1:
+        ((backend, _), *_) = taken
+        return {"backend": backend, "reason": "; ".join(reason for _, reason in taken)}
     return {
         "backend": ", ".join(f"{backend} ({' '.join(forms)})" for (backend, _), forms in taken.items()),
         "reason": "; ".join(f"{backend}: {reason}" for backend, reason in taken),
