@@ -135,7 +135,7 @@ def test_fewer_micro_batches_than_wafers_leave_bubbles_but_no_pad_work_or_writes
         # Positions 0 to 10 are in the first two blocks.
         rows[wafer, : len(layers), 0] = rows[wafer, : len(layers), 1, :3] = True
     for field in machine._cache[0].values():
-        np.testing.assert_array_equal(np.asarray(field.values).any((-2, -1)), rows)
+        np.testing.assert_array_equal(np.asarray(field.values).any((-2, -1)), rows.reshape(6, -1, 8))
 
     counts, tokens = run(machine, (PROMPT, new(5)), (OTHER, new(3)))
     # Rows: 4 tokens of one and 2 of the other.
