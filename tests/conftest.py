@@ -1,5 +1,7 @@
 """Every test runs on 16 virtual CPU devices, with implicit promotion of dtypes and ranks made an error."""
 
+import signal
+
 import jax
 import pytest
 
@@ -12,6 +14,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
+
+# A shell's background job begins with Ctrl-C ignored, and so would every program that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Whole models compiled in many variants: left out of the short run on the second Python.
 SLOW = ("tests/parity/", "tests/laws/test_k3", "tests/laws/test_latent", "tests/laws/test_moe",
