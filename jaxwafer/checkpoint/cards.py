@@ -1,12 +1,12 @@
 """Model cards: what `checkpoints/` knows of a model by name, before any weights are on this machine."""
 
-import os
 import sysconfig
 from pathlib import Path
 
 import msgspec
 
 import jaxwafer
+from jaxwafer.cache_dir import cache_folder
 from jaxwafer.errors import UserError
 
 HUB_CONFIG = "config.json"
@@ -69,8 +69,7 @@ def cards_folder() -> Path:
 
 def models_folder() -> Path:
     """Where fetched weights are kept: $XDG_CACHE_HOME/jaxwafer/models, by default under ~/.cache."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "jaxwafer" / "models"
+    return cache_folder("models")
 
 
 def card_names() -> list[str]:

@@ -20,6 +20,8 @@ from pathlib import Path
 import jax
 import jaxlib.version
 
+from jaxwafer.cache_dir import cache_folder
+
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-DNDEBUG", "-w", "-shared", "-fPIC")
 # Tried in order: not every compiler knows the machine it runs on.
@@ -72,8 +74,7 @@ def find_compiler() -> tuple[list[str], str]:
 
 
 def cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "jaxwafer" / "kernels"
+    return cache_folder("kernels")
 
 
 def cache_key(source: Path, compiler: list[str], version: str) -> str:

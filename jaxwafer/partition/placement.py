@@ -79,9 +79,6 @@ class Placement:
         """All stacks of layer weights."""
         return (*self.mixers, *self.mlps, *self.residuals)
 
-    def mixer_stack(self, layer: int) -> Stack:
-        return next(s for s in self.mixers if any(layer in wafer for wafer in s.layers))
-
     @property
     def formats(self) -> list[str]:
         """Names of the formats that matrices are in, but for experts', in order of first use."""

@@ -1,7 +1,5 @@
 """Qwen3 and GLM-4.x: from config.json to a ModelSpec, or to a refusal."""
 
-from pathlib import Path
-
 import pytest
 
 from jaxwafer.checkpoint.open import open_config
@@ -10,7 +8,6 @@ from jaxwafer.model import spec_from_config
 from jaxwafer.model.kinds import DenseMLP, MoE
 from jaxwafer.model.mlp import Router
 
-CARDS = Path(__file__).parents[2] / "checkpoints"
 SHARED = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16, "vocab_size": 101,
           "intermediate_size": 80, "num_hidden_layers": 5, "rms_norm_eps": 1e-6, "max_position_embeddings": 512,
           "moe_intermediate_size": 20, "num_experts_per_tok": 2}  # fmt: skip

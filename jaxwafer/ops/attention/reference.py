@@ -14,10 +14,6 @@ CHUNK = 256
 NEVER = jnp.iinfo(jnp.int32).max
 
 
-def supports(dtype, cache_format: str, platform: str) -> bool:
-    return True
-
-
 def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                     window: int | None, sinks: jax.Array | None) -> jax.Array:  # fmt: skip
     begin = jnp.arange(step.table.shape[1], dtype=jnp.int32)[None] * k.block
