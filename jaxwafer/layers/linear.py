@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxwafer.layers.norm import rms_norm
+from jaxwafer.ops.bits import rounded
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.state import State, read_state
 from jaxwafer.ops.step import Step
@@ -20,7 +21,7 @@ def convolve(name: str, x: jax.Array, dim: int, weights: dict, layer: jax.Array,
     """
     store = cache[f"{name}_past"]
     past = read_state(store, layer, step.slot, step.start)
-    x = x.astype(store.values.dtype).astype(jnp.float32)
+    x = rounded(x, store.values.dtype)
     y, past = ops.causal_conv(x, past, weights[f"{name}_conv"][layer][:, 0], step.count)
     return einops.rearrange(jax.nn.silu(y), "b t (h d) -> b t h d", d=dim), past
 

@@ -26,3 +26,8 @@ def from_bits(stored: jax.Array) -> jax.Array:
     """The numbers of a stored array."""
     number = NUMBERS.get(stored.dtype)
     return stored if number is None else jax.lax.bitcast_convert_type(stored, number)
+
+
+def rounded(x: jax.Array, stored) -> jax.Array:
+    """x as an array of dtype `stored` gives it back, in float32."""
+    return from_bits(to_bits(x, stored)).astype(jnp.float32)
