@@ -32,16 +32,17 @@ class Options:
     """How a model is run.
 
     mesh: WxC or a TOML file. weights: a policy of `quant.formats.POLICIES`. kv_cache: "fp8", "bf16" or "f32". dtype: of
-    the activations, "bf16" or "f32". micro_batch: requests that travel together. micro_batches: in flight (default:
-    one a wafer). max_context: most tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the
-    cache (default: enough for every slot to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens
-    of each request between looks of the host.
+    the activations, "bf16", "f32" or "auto", which is f32 on CPUs, whose arithmetic it is, and bf16 elsewhere.
+    micro_batch: requests that travel together. micro_batches: in flight (default: one a wafer). max_context: most
+    tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the cache (default: enough for every slot
+    to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of each request between looks of the
+    host.
     """
 
     mesh: str = "1x1"
     weights: str = "native"
     kv_cache: str = "bf16"
-    dtype: str = "bf16"
+    dtype: str = "auto"
     micro_batch: int = 1
     micro_batches: int | None = None
     max_context: int = 2048
@@ -55,8 +56,14 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
-        if self.dtype not in DTYPES:
-            raise UserError(f"unknown compute type {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+        if self.dtype not in ("auto", *DTYPES):
+            raise UserError(f"unknown compute type {self.dtype!r}; choose one of auto, {', '.join(DTYPES)}")
+
+    def compute_type(self, platform: str) -> str:
+        """The key of `DTYPES` on devices of a platform."""
+        if self.dtype == "auto":
+            return "f32" if platform == "cpu" else "bf16"
+        return self.dtype
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,7 @@ class Engine:
         self.spec = spec_from_config(checkpoint.config)
         shape = parse_mesh(options.mesh)
         self.mesh = make_mesh(shape)
+        platform = self.mesh.devices.flat[0].platform
         partition = partition or uniform(len(self.spec.layers), shape.wafers)
         if partition.wafers != shape.wafers:
             raise UserError(f"the partition is for {partition.wafers} wafers, but the mesh {shape} has {shape.wafers}")
@@ -125,7 +133,7 @@ class Engine:
             block=options.block,
             blocks=blocks,
             rows=rows,
-            dtype=jnp.dtype(DTYPES[options.dtype]),
+            dtype=jnp.dtype(DTYPES[options.compute_type(platform)]),
         )
         self._check_memory()
         chunk = min(options.prefill_chunk, options.max_context)
@@ -138,7 +146,7 @@ class Engine:
             chunk_tokens=tuple(n for n in (32, 64, 128, 256, 512, 1024) if n < chunk) + (chunk,),
             eos=max(1, len(self.tokenizer.eos_ids)),
         )
-        operations = Operations(self.mesh.devices.flat[0].platform)
+        operations = Operations(platform)
         pipeline = Pipeline(self.placement, operations, self.cache_shape.dtype)
         self.programs = Programs(pipeline, self.cache_shape, self.mesh, sizes)
         self.programs.decode(filters=False)

@@ -39,7 +39,7 @@ def expected():
         ({"kv_blocks": 0}, "kv-blocks must be at least 1, not 0"),
         ({"prefill_chunk": 0}, "prefill-chunk must be at least 1, not 0"),
         ({"burst": 0}, "burst must be at least 1, not 0"),
-        ({"dtype": "f64"}, "unknown compute type 'f64'; choose one of bf16, f32"),
+        ({"dtype": "f64"}, "unknown compute type 'f64'; choose one of auto, bf16, f32"),
         ({"weights": "int3"}, "unknown weight policy 'int3'"),
         ({"kv_cache": "int4"}, "unknown KV cache format 'int4'"),
         ({"mesh": "4by2"}, "--mesh '4by2' is neither WxC"),
@@ -53,6 +53,11 @@ def test_options_that_cannot_work_are_refused_before_anything_is_compiled_or_rea
     with pytest.raises(UserError) as error:
         engine(source, **changes)
     assert message in str(error.value) and not source.reads
+
+
+def test_the_compute_type_is_that_of_the_platform_unless_given():
+    assert [Options().compute_type(p) for p in ("cpu", "gpu", "tpu")] == ["f32", "bf16", "bf16"]
+    assert Options(dtype="bf16").compute_type("cpu") == "bf16"
 
 
 def test_a_partition_for_another_mesh_is_refused():

@@ -36,8 +36,8 @@ class ModelFlags:
     """native (as stored), mixed (MLP int4, attention fp8, embedding and head int8), int4, fp8, int8, bf16 or f32"""
     kv_cache: str = "bf16"
     """fp8, bf16 or f32"""
-    dtype: str = "bf16"
-    """type of activations: bf16 or f32"""
+    dtype: str = "auto"
+    """type of activations: bf16, f32, or auto: f32 on CPUs and bf16 elsewhere"""
     max_context: OptionalInt = None
     """most tokens of a request, prompt and output (default: what the prompts need)"""
     prefill_chunk: int = 256

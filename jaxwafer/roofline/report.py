@@ -44,7 +44,7 @@ class Run:
                      "device": engine.mesh.devices.flat[0].device_kind},
             "weights": options.weights,
             "kv_cache": options.kv_cache,
-            "dtype": options.dtype,
+            "dtype": options.compute_type(engine.mesh.devices.flat[0].platform),
             "outputs": [self._output(r) for r in requests],
             "totals": {
                 "prefill_tokens": stats.prefill_tokens,

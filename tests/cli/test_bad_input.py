@@ -60,7 +60,7 @@ RUN = ("decode", "m", *PROMPT)
         ([*RUN, "--weights", "INT4"], "unknown weight policy 'INT4'; choose one of native, mixed, int4, "),
         (["inspect", "m", "--weights", "x"], "unknown weight policy 'x'; choose one of native, "),
         ([*RUN, "--kv-cache", "int8"], "unknown KV cache format 'int8'; choose one of fp8, bf16, f32"),
-        ([*RUN, "--dtype", "f16"], "unknown compute type 'f16'; choose one of bf16, f32"),
+        ([*RUN, "--dtype", "f16"], "unknown compute type 'f16'; choose one of auto, bf16, f32"),
         ([*RUN, "--stop", ""], "a stop text must not be empty"),
         ([*RUN, "--prompt", "t1", "--seed", "4294967295"], "seed must be from 0 to 2^32 - 1, not 4294967296"),
         ([*RUN, "--micro-batch", "9" * 12], "weights and KV cache take "),
