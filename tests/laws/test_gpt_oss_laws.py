@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 from support import config, engine, random_checkpoint
 
 from jaxwafer.pipeline.queue import Sampling
@@ -20,9 +19,8 @@ def run(machine, prompts, new: int = 9):
     return [r.tokens for r in requests]
 
 
-@pytest.mark.parametrize("form", ["f32", "mxfp4"])
-def test_laws_1_to_3_mesh_neighbours_slots_and_chunks_change_nothing(form):
-    source = random_checkpoint(FIELDS, form=form)
+def test_laws_1_to_3_mesh_neighbours_slots_and_chunks_change_nothing():
+    source = random_checkpoint(FIELDS, form="mxfp4")
     # Biases around zero: around one they would drown what the tokens say.
     for name in source.tensors:
         if name.endswith("bias") and source.tensors[name].ndim == 1:

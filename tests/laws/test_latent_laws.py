@@ -1,5 +1,7 @@
 """The laws on a model whose cache is spread over cores: DeepSeek-V3, of awkward sizes."""
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -33,27 +35,32 @@ def source():
     return random_checkpoint(FIELDS)
 
 
-@pytest.fixture(scope="module", params=["f32", "fp8"])
-def alone(request, source):
-    """A format of the cache; tokens of each prompt on one device, one after another; and scores of one prompt."""
-    machine = engine(source, kv_cache=request.param)
-    tokens = [run(machine, [p])[0] for p in PROMPTS]
-    assert len({tuple(t) for t in tokens}) == len(PROMPTS)
-    return request.param, tokens, machine.score(PROMPTS[2])
+@pytest.fixture(scope="module")
+def alone(source):
+    """By the cache's format: tokens of each prompt on one device, one after another; and scores of one prompt."""
+
+    @cache
+    def of(form: str):
+        machine = engine(source, kv_cache=form)
+        tokens = [run(machine, [p])[0] for p in PROMPTS]
+        assert len({tuple(t) for t in tokens}) == len(PROMPTS)
+        return tokens, machine.score(PROMPTS[2])
+
+    return of
 
 
 @pytest.mark.parametrize(
-    "options",
+    "form, options",
     [
         # Blocks are few, so that those of a request are balanced only as what is free allows.
-        {"mesh": "2x2", "micro_batch": 2, "kv_blocks": 19, "prefill_chunk": 7},
-        {"mesh": "3x2", "micro_batch": 1, "micro_batches": 2, "prefill_chunk": 1},
-        {"mesh": "1x3", "micro_batch": 4, "block": 4},
+        ("f32", {"mesh": "2x2", "micro_batch": 2, "kv_blocks": 19, "prefill_chunk": 7}),
+        ("f32", {"mesh": "3x2", "micro_batch": 1, "micro_batches": 2, "prefill_chunk": 1}),
+        ("fp8", {"mesh": "1x3", "micro_batch": 4, "block": 4}),
     ],
     ids=["2x2", "3x2", "1x3"],
 )
-def test_laws_1_to_3_mesh_neighbours_slots_and_chunks_change_nothing(source, alone, options):
-    form, tokens, scores = alone
+def test_laws_1_to_3_mesh_neighbours_slots_and_chunks_change_nothing(source, alone, form, options):
+    tokens, scores = alone(form)
     machine = engine(source, kv_cache=form, **options)
     assert run(machine, PROMPTS) == tokens
     assert machine.queue.blocks.free == machine.queue.blocks.count
@@ -64,16 +71,16 @@ def test_laws_1_to_3_mesh_neighbours_slots_and_chunks_change_nothing(source, alo
 def test_laws_4_and_5_bytes_are_spread_evenly_and_every_block_is_admitted(source):
     """21 blocks over 2 cores are made 22, of which a request of 40 tokens takes 5: 4 requests, whatever lies where."""
     machine = engine(source, mesh="2x2", micro_batch=8, kv_cache="fp8", kv_blocks=21, max_context=64)
-    cache = machine.cache_shape
-    assert machine.queue.blocks.count == cache.blocks == 22
+    shape = machine.cache_shape
+    assert machine.queue.blocks.count == shape.blocks == 22
     # e4m3 and one exponent a token, once on a wafer, however many heads and cores.
-    assert [cache.token_bytes(s) for s in cache.placement.mixers] == [WIDTH + 1]
+    assert [shape.token_bytes(s) for s in shape.placement.mixers] == [WIDTH + 1]
     on_device = dict.fromkeys(machine.mesh.devices.flat, 0)
     for leaf in jax.tree.leaves(machine._cache):
         for shard in leaf.addressable_shards:
             on_device[shard.device] += shard.data.nbytes
     assert set(on_device.values()) == {11 * 8 * 3 * (WIDTH + 1)}  # blocks · tokens · layers of the deepest wafer
-    assert cache.allocated_bytes == 2 * 11 * 8 * 3 * (WIDTH + 1)
+    assert shape.allocated_bytes == 2 * 11 * 8 * 3 * (WIDTH + 1)
     for _ in range(6):
         machine.submit(list(range(30)), Sampling(max_new_tokens=11))
     for request in machine.queue.admit():
