@@ -11,14 +11,16 @@ import typing
 from jaxwafer.errors import UserError
 
 if typing.TYPE_CHECKING:
-    from jaxwafer.engine import Engine, Event, Options, load
+    from jaxwafer.engine import Engine, Event, load
+    from jaxwafer.options import Options
     from jaxwafer.pipeline.queue import Request, Sampling
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "Event", "Options", "Request", "Sampling", "UserError", "load"]
 
 # Imported when first asked for: JAX takes seconds, in which the command line must hear Ctrl-C.
-_HOMES = dict.fromkeys(("Engine", "Event", "Options", "load"), "jaxwafer.engine")
+_HOMES = dict.fromkeys(("Engine", "Event", "load"), "jaxwafer.engine")
+_HOMES |= {"Options": "jaxwafer.options"}
 _HOMES |= dict.fromkeys(("Request", "Sampling"), "jaxwafer.pipeline.queue")
 
 

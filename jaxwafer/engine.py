@@ -5,65 +5,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.cache.blocks import BlockAllocator
-from jaxwafer.cache.kv import CacheShape, KVFormat, allocate, block_shards, even_blocks
+from jaxwafer.cache.kv import allocate, block_shards
 from jaxwafer.checkpoint.load import formats_for, load_weights
 from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import device_memory, make_mesh, parse_mesh
 from jaxwafer.model import spec_from_config
-from jaxwafer.ops.operations import Operations
-from jaxwafer.partition.placement import place
-from jaxwafer.partition.plan import Partition, uniform
-from jaxwafer.pipeline.programs import Programs, Sizes
+from jaxwafer.options import Options, prepare
+from jaxwafer.partition.plan import Partition
 from jaxwafer.pipeline.queue import Queue, Request, Sampling, chunk_length, chunks_of
-from jaxwafer.pipeline.tick import Pipeline
 from jaxwafer.text import TextStream, prompt_tokens
-
-DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a model is run.
-
-    mesh: WxC or a TOML file. weights: a policy of `quant.formats.POLICIES`. kv_cache: "fp8", "bf16" or "f32". dtype: of
-    the activations, "bf16", "f32" or "auto", which is f32 on CPUs, whose arithmetic it is, and bf16 elsewhere.
-    micro_batch: requests that travel together. micro_batches: in flight (default: one a wafer). max_context: most
-    tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the cache (default: enough for every slot
-    to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of each request between looks of the
-    host.
-    """
-
-    mesh: str = "1x1"
-    weights: str = "native"
-    kv_cache: str = "bf16"
-    dtype: str = "auto"
-    micro_batch: int = 1
-    micro_batches: int | None = None
-    max_context: int = 2048
-    block: int = 32
-    kv_blocks: int | None = None
-    prefill_chunk: int = 256
-    burst: int = 8
-
-    def __post_init__(self):
-        for name in ("micro_batch", "micro_batches", "max_context", "block", "kv_blocks", "prefill_chunk", "burst"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
-        if self.dtype not in ("auto", *DTYPES):
-            raise UserError(f"unknown compute type {self.dtype!r}; choose one of auto, {', '.join(DTYPES)}")
-
-    def compute_type(self, platform: str) -> str:
-        """The key of `DTYPES` on devices of a platform."""
-        if self.dtype == "auto":
-            return "f32" if platform == "cpu" else "bf16"
-        return self.dtype
 
 
 @dataclass(frozen=True)
@@ -110,47 +65,16 @@ class Engine:
                  progress: Callable[[int, int], None] = lambda done, total: None):  # fmt: skip
         self.options = options
         self.spec = spec_from_config(checkpoint.config)
-        shape = parse_mesh(options.mesh)
-        self.mesh = make_mesh(shape)
-        platform = self.mesh.devices.flat[0].platform
-        partition = partition or uniform(len(self.spec.layers), shape.wafers)
-        if partition.wafers != shape.wafers:
-            raise UserError(f"the partition is for {partition.wafers} wafers, but the mesh {shape} has {shape.wafers}")
-        self.placement = place(self.spec, partition, formats_for(checkpoint, options.weights), cores=shape.cores)
-        if options.max_context > self.spec.max_context:
-            raise UserError(
-                f"max-context {options.max_context} is more than the {self.spec.max_context} positions the model has"
-            )
+        self.mesh = make_mesh(parse_mesh(options.mesh))
+        formats = formats_for(checkpoint, options.weights)
         self.tokenizer = checkpoint.tokenizer()
-        rounds = self.placement.schedule.rounds
-        micro_batches = options.micro_batches or rounds
-        table = -(-options.max_context // options.block)
-        rows = micro_batches * options.micro_batch
-        blocks = even_blocks(self.placement, options.kv_blocks or rows * table)
-        self.cache_shape = CacheShape(
-            placement=self.placement,
-            format=KVFormat(name=options.kv_cache),
-            block=options.block,
-            blocks=blocks,
-            rows=rows,
-            dtype=jnp.dtype(DTYPES[options.compute_type(platform)]),
+        self.programs = prepare(
+            self.spec, formats, self.mesh, options, partition=partition, eos=len(self.tokenizer.eos_ids)
         )
+        self.placement, self.cache_shape = self.programs.pipeline.placement, self.programs.cache
         self._check_memory()
-        chunk = min(options.prefill_chunk, options.max_context)
-        sizes = Sizes(
-            micro_batches=micro_batches,
-            batch=options.micro_batch,
-            blocks=table,
-            burst=options.burst * max(micro_batches, rounds),
-            chunks=max(8, rounds),
-            chunk_tokens=tuple(n for n in (32, 64, 128, 256, 512, 1024) if n < chunk) + (chunk,),
-            eos=max(1, len(self.tokenizer.eos_ids)),
-        )
-        operations = Operations(platform)
-        pipeline = Pipeline(self.placement, operations, self.cache_shape.dtype)
-        self.programs = Programs(pipeline, self.cache_shape, self.mesh, sizes)
         self.programs.decode(filters=False)
-        total, loaded = self.placement.allocated_bytes * shape.wafers, 0
+        total, loaded = self.placement.allocated_bytes * self.placement.wafers, 0
 
         def arrived(nbytes: int) -> None:
             nonlocal loaded
@@ -159,9 +83,9 @@ class Engine:
 
         self.weights = load_weights(checkpoint, self.placement, self.mesh, self.programs.weight_formats, arrived)
         self._cache = allocate(self.programs.abstract_cache, self.programs.cache_formats)
-        self.queue = Queue(
-            sizes, BlockAllocator(blocks, options.block, block_shards(self.placement)), options.max_context
-        )
+        blocks = BlockAllocator(self.cache_shape.blocks, options.block, block_shards(self.placement))
+        sizes = self.programs.sizes
+        self.queue = Queue(sizes, blocks, options.max_context)
         self._eos = np.resize(np.array(self.tokenizer.eos_ids or [-1], np.int32), sizes.eos)
         self._flight, self._round = self.programs.idle_flight(), 0
         self._requests, self._slots, self._changed = None, None, True

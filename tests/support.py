@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxwafer.engine import Engine, Options
+from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.model import spec_from_config
 from jaxwafer.model.declare import Weight
 from jaxwafer.model.rope import rope_from_config
+from jaxwafer.options import Options
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.convert import dense, quantize
 from jaxwafer.quant.formats import FORMATS, Format

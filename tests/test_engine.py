@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support import checkpoint, engine, forward, greedy
 
-from jaxwafer.engine import Options
 from jaxwafer.errors import UserError
+from jaxwafer.options import Options
 from jaxwafer.partition.plan import Partition
 from jaxwafer.pipeline.queue import Sampling
 

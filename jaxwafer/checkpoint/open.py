@@ -6,9 +6,11 @@ from pathlib import Path
 from jaxwafer.checkpoint.cards import card, card_names
 from jaxwafer.checkpoint.gguf import GGUFCheckpoint
 from jaxwafer.checkpoint.hub import INDEX, SINGLE, HubCheckpoint, read_config
+from jaxwafer.checkpoint.load import formats_for, planned_formats
 from jaxwafer.checkpoint.quantization import Quantization
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
+from jaxwafer.partition.placement import Formats
 
 
 def open_checkpoint(model: str | Path) -> Checkpoint:
@@ -47,9 +49,12 @@ def open_config(model: str | Path) -> dict:
     return _config(model)[0]
 
 
-def open_quantization(model: str | Path) -> Quantization | None:
-    """What the config says of how its weights are quantised; None where it says nothing."""
-    return _config(model)[1]
+def open_formats(model: str | Path, native: str, policy: str) -> Formats:
+    """The format of each tensor under a weight policy: from the checkpoint where there is one, otherwise as the config
+    says. native: `ModelSpec.native`."""
+    if has_weights(model):
+        return formats_for(open_checkpoint(model), policy)
+    return planned_formats(_config(model)[1], native, policy)
 
 
 def _config(model: str | Path) -> tuple[dict, Quantization | None]:

@@ -8,12 +8,11 @@ import tyro
 from rich.table import Table
 
 from jaxwafer.cache.kv import KV_FORMATS, CacheShape, KVFormat
-from jaxwafer.checkpoint.load import formats_for, planned_formats
-from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config, open_quantization
+from jaxwafer.checkpoint.open import has_weights, open_config, open_formats
 from jaxwafer.cli.run import print_table
 from jaxwafer.model import spec_from_config
 from jaxwafer.model.rope import Rope
-from jaxwafer.partition.placement import Formats, place
+from jaxwafer.partition.placement import place
 from jaxwafer.partition.plan import uniform
 from jaxwafer.roofline.table import amount
 
@@ -29,7 +28,8 @@ class Inspect:
 
     def run(self) -> None:
         spec = spec_from_config(open_config(self.model))
-        formats, source = self._formats(spec.native)
+        formats = open_formats(self.model, spec.native, self.weights)
+        source = "as in the checkpoint" if has_weights(self.model) else "by the config alone"
         placement = place(spec, uniform(len(spec.layers), 1), formats, cores=1)
         table = Table(title=f"{self.model} ({spec.family})", title_justify="left")
         table.add_column("")
@@ -67,12 +67,6 @@ class Inspect:
         state = cache.wafer_state_bytes(0)
         table.add_row("state a request", amount(state, "B"), f"{state:,} bytes, past inputs in {dtype}")
         print_table(table)
-
-    def _formats(self, native: str) -> tuple[Formats, str]:
-        """Formats from the checkpoint where there is one, otherwise as the config says."""
-        if has_weights(self.model):
-            return formats_for(open_checkpoint(self.model), self.weights), "as in the checkpoint"
-        return planned_formats(open_quantization(self.model), native, self.weights), "by the config alone"
 
 
 # Fields that are no sizes, or stand elsewhere in the table.

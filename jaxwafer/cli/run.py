@@ -14,8 +14,9 @@ from rich.table import Table
 
 from jaxwafer.cache_dir import cache_folder
 from jaxwafer.checkpoint.source import Checkpoint
-from jaxwafer.engine import Engine, Options
+from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
+from jaxwafer.options import Options
 
 # Names and texts are printed as they are: "[" and ":" mean nothing in them.
 PLAIN = {"markup": False, "emoji": False, "highlight": False}

@@ -5,8 +5,8 @@ asks for, and every later program takes them as they are.
 """
 
 import time
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,11 @@ class Programs:
         self._cache_specs = cache.specs()
         self.weight_formats = jax.tree.map(self._automatic, self._weight_specs)
         self.cache_formats = jax.tree.map(self._automatic, self._cache_specs)
-        self.tables = self.put(pipeline.tables(), WAFER)
+
+    @cached_property
+    def tables(self):
+        """What wafers must know, on them."""
+        return self.put(self.pipeline.tables(), WAFER)
 
     def put(self, host, spec: PartitionSpec = EVERYWHERE):
         """A host tree on the mesh, by default the same on every device."""
@@ -64,7 +68,11 @@ class Programs:
 
     def decode(self, *, filters: bool):
         """Compiled `decode`: (weights, tables, cache, requests, slots, flight, begin, number)."""
-        return self._get(("decode", filters))
+        return self._get(("decode", filters, False))
+
+    def unrolled(self):
+        """`decode` without a loop over layers: XLA's counts of its one loop's body are those of a round of ticks."""
+        return self._get(("decode", False, True))
 
     def prefill(self, length: int, *, filters: bool):
         """Compiled `prefill` of chunks of `length` tokens: (weights, tables, cache, chunks, number)."""
@@ -117,18 +125,20 @@ class Programs:
             self.compiles += 1
         return self._compiled[key]
 
-    def _decode(self, filters: bool):
+    def _decode(self, filters: bool, unroll: bool):
         sizes = self.sizes
-        body = partial(decode, self.pipeline, limit=sizes.burst, period=self.period, block=self.cache.block,
-        filters=filters,
-                       gated=sizes.micro_batches < self.pipeline.schedule.rounds)  # fmt: skip
+        gated = sizes.micro_batches < self.pipeline.schedule.rounds
+        body = partial(
+            decode, replace(self.pipeline, unroll=unroll), limit=sizes.burst, period=self.period,
+            block=self.cache.block, filters=filters, gated=gated,
+        )  # fmt: skip
         shape = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self.idle_requests())
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
         rest = [(shape, EVERYWHERE), (self._slots(), EVERYWHERE), (self._flight(), WAFER)]
         rest += [(scalar, EVERYWHERE), (scalar, EVERYWHERE)]
         tally = Tally(ticks=WAFER, tokens=WAFER, kv_rows=WAFER, experts=WAFER)
         results = [EVERYWHERE, WAFER, EVERYWHERE, EVERYWHERE, tally]
-        compiled = self._compile(body, rest, results, donate=(2, 3, 5))
+        compiled = self._compile(body, rest, results, donate=(2,))
         self.weight_formats, _, self.cache_formats, *_ = compiled.input_formats[0]
         self.temp_bytes = max(self.temp_bytes, compiled.memory_analysis().temp_size_in_bytes)
         return compiled

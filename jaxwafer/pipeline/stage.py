@@ -64,7 +64,7 @@ class Stage:
     """The layers that one wafer runs in one phase, on one core's shards.
 
     weights: without the wafer axis. tables: this wafer's rows of the phase's slot tables, int32 [slots]. gated:
-    skip the work of a micro-batch of pad rows alone.
+    skip the work of a micro-batch of pad rows alone. unroll: loop over no layers, whatever the compile takes.
     """
 
     placement: Placement
@@ -73,13 +73,14 @@ class Stage:
     weights: dict
     tables: dict[str, jax.Array]
     gated: bool
+    unroll: bool = False
 
     def run(self, cache: tuple, stream, step: Step):
         """The stream after the layers, the caches with its tokens in them, and touched: float32 [MLP stacks], how many
         experts' weights this core read in each stack."""
         pairs = list(zip(choices(self.phase.mixer), choices(self.phase.mlp), strict=True))
         carry = stream, cache, jnp.zeros((len(self.placement.mlps),), jnp.float32)
-        for segment in segments(pairs):
+        for segment in segments(pairs, longest=0 if self.unroll else 8):
 
             def repeat(number, carry, segment=segment):
                 stream, cache, touched = carry

@@ -20,11 +20,12 @@ AXES = ("wafer", "core")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The static part of a program. dtype: of the residual stream and the activations."""
+    """The static part of a program. dtype: of the residual stream and the activations. unroll: see `Stage`."""
 
     placement: Placement
     ops: Operations
     dtype: jnp.dtype
+    unroll: bool = False
 
     @property
     def schedule(self) -> Schedule:
@@ -81,7 +82,9 @@ class Pipeline:
     def stage(self, phase: int, weights: dict, tables: tuple, cache: tuple, stream, step: Step, *, gated: bool):
         """The stream, the cache and the experts touched after this wafer's layers of a phase."""
         # Wafers without a visit in this phase have nothing to do, as those that hold pad rows.
-        stage = Stage(self.placement, self.placement.phases[phase], self.ops, weights, tables[phase], gated)
+        stage = Stage(
+            self.placement, self.placement.phases[phase], self.ops, weights, tables[phase], gated, self.unroll
+        )
         return stage.run(cache, stream, step)
 
     def leave(self, weights: dict, stream, take) -> tuple[jax.Array, jax.Array]:

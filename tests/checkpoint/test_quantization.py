@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxwafer.checkpoint.load import planned_formats
-from jaxwafer.checkpoint.open import open_config, open_quantization
+from jaxwafer.checkpoint.open import open_config, open_formats
 from jaxwafer.checkpoint.quantization import read_quantization
 from jaxwafer.model import spec_from_config
 from jaxwafer.partition.placement import Placement, place
@@ -16,7 +15,7 @@ from . import packings
 
 def planned(model: str) -> Placement:
     spec = spec_from_config(open_config(model))
-    formats = planned_formats(open_quantization(model), spec.native, "native")
+    formats = open_formats(model, spec.native, "native")
     return place(spec, uniform(len(spec.layers), 1), formats, cores=1)
 
 

@@ -14,7 +14,8 @@ from scoring import log_probabilities  # noqa: E402
 from tiny_k3 import tiny_k3  # noqa: E402
 
 from jaxwafer.checkpoint.hub import HubCheckpoint  # noqa: E402
-from jaxwafer.engine import Engine, Options  # noqa: E402
+from jaxwafer.engine import Engine  # noqa: E402
+from jaxwafer.options import Options  # noqa: E402
 from jaxwafer.pipeline.queue import Sampling  # noqa: E402
 
 # Ten layers: full attention in the fourth, the eighth and the last; five blocks; four layers on the first of three

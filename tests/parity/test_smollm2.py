@@ -10,7 +10,8 @@ from scoring import log_probabilities
 
 from jaxwafer.checkpoint.cards import card
 from jaxwafer.checkpoint.gguf import GGUFCheckpoint
-from jaxwafer.engine import Engine, Options
+from jaxwafer.engine import Engine
+from jaxwafer.options import Options
 from jaxwafer.pipeline.queue import Sampling
 from jaxwafer.quant.convert import dequantize
 

@@ -6,7 +6,8 @@ from hub_folder import write_tokenizer
 from scoring import log_probabilities
 
 from jaxwafer.checkpoint.hub import HubCheckpoint
-from jaxwafer.engine import Engine, Options
+from jaxwafer.engine import Engine
+from jaxwafer.options import Options
 from jaxwafer.pipeline.queue import Sampling
 
 torch = pytest.importorskip("torch")
