@@ -86,7 +86,7 @@ def copies(text: str, kept: dict[str, object]) -> dict[str, int]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             size = math.prod(leaf.sharding.shard_shape(leaf.shape))
             key = jnp.dtype(leaf.dtype), size
-            label = f"{name}{jax.tree_util.keystr(path)}"
+            label = f"{name}.{jax.tree_util.keystr(path, simple=True, separator='.')}"
             shards.setdefault(key, label)
     found: Counter[str] = Counter()
     for name, shape, opcode in _instructions(text):

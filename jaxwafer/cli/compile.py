@@ -1,0 +1,172 @@
+"""`jaxwafer compile`: the real programs compiled for a TPU that need not be here, and what XLA says of them."""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import tyro
+from rich.table import Table
+
+from jaxwafer.checkpoint.open import open_config, open_formats
+from jaxwafer.cli.run import (
+    NOTES,
+    ModelFlags,
+    OptionalInt,
+    check_writable,
+    print_table,
+    use_compilation_cache,
+    write_json,
+)
+from jaxwafer.errors import UserError
+from jaxwafer.mesh import parse_mesh
+from jaxwafer.model import spec_from_config
+from jaxwafer.options import prepare
+from jaxwafer.pipeline.programs import Programs
+from jaxwafer.roofline.compiled import Compiled, read
+from jaxwafer.roofline.counters import Counts, decode_traffic
+from jaxwafer.roofline.table import amount
+from jaxwafer.topology import Target, tpu_target
+
+
+@dataclass
+class Compile(ModelFlags):
+    """Compile decoding and prefill for a TPU topology, from a config alone, and print memory, bytes and copies."""
+
+    model: tyro.conf.Positional[str]
+    """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
+    target: str
+    """a TPU topology, such as v5e:4x4, v5p:2x2x4, v6e:4x4 or tpu7x:4x4x4"""
+    micro_batch: int = 1
+    """requests that travel together"""
+    micro_batches: OptionalInt = None
+    """micro-batches in flight (default: one a wafer)"""
+    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    """write the report to this file"""
+
+    def run(self) -> None:
+        check_writable(self.json)
+        options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
+        spec = spec_from_config(open_config(self.model))
+        target = tpu_target(self.target, parse_mesh(options.mesh))
+        use_compilation_cache()
+        programs = prepare(spec, open_formats(self.model, spec.native, options.weights), target.mesh, options)
+        report = compile_report(programs, target, options.max_context)
+        report = {"model": self.model, "target": self.target, "mesh": options.mesh, "weights": options.weights,
+                  "kv_cache": options.kv_cache, **report}  # fmt: skip
+        print_table(compile_table(report, target))
+        if self.json:
+            write_json(self.json, report)
+        if report["needed_bytes"] > target.memory_bytes:
+            raise UserError(
+                f"decoding needs {report['needed_bytes'] / 1e9:.1f} GB of each {target.kind}, which has "
+                f"{target.memory_bytes / 1e9:.0f} GB: use more wafers or cores, fewer requests or smaller formats"
+            )
+
+
+def compile_report(programs: Programs, target: Target, context: int) -> dict:
+    """All that the table says, for `--json`."""
+    chunk = programs.sizes.chunk_tokens[-1]
+    found, seconds = {}, {}
+    for name, build in (
+        ("decode", lambda: programs.decode(filters=False)),
+        (f"prefill of {chunk}", lambda: programs.prefill(chunk, filters=False)),
+        ("one round, unrolled", programs.unrolled),
+    ):
+        NOTES.print(f"compiling {name} for {target.name}", end="\r" if NOTES.is_terminal else "\n")
+        begin = time.perf_counter()
+        found[name] = read(
+            _compiled(build, target),
+            {
+                "weights": _placed(programs.abstract_weights, programs.weight_formats),
+                "cache": _placed(programs.abstract_cache, programs.cache_formats),
+            },
+        )
+        seconds[name] = time.perf_counter() - begin
+    place, cache = programs.pipeline.placement, programs.cache
+    traffic = decode_traffic(cache, cache.dtype.itemsize, full_round(programs, context))
+    devices = place.wafers * place.cores
+    planned = {"weights": place.allocated_bytes // place.cores, "cache": cache.allocated_bytes // place.cores}
+    unrolled = found["one round, unrolled"]
+    return {
+        "device": {"kind": target.kind, "memory_bytes": target.memory_bytes},
+        "planned_bytes": planned,
+        "needed_bytes": max(c.peak for n, c in found.items() if n != "one round, unrolled"),
+        "round": {"counted_bytes": traffic.bytes / devices, "xla_bytes": unrolled.accessed,
+                  "ratio": unrolled.accessed / (traffic.bytes / devices)},
+        "programs": {name: _as_json(c) | {"seconds": seconds[name]} for name, c in found.items()},
+    }  # fmt: skip
+
+
+def full_round(programs: Programs, context: int) -> Counts:
+    """The counts of one round in which every wafer works on a full micro-batch of requests with a full context."""
+    place, batch = programs.pipeline.placement, programs.sizes.batch
+    visits = np.array([[plan is not None for plan in _visits(place, wafer)] for wafer in range(place.wafers)], float)
+    experts = np.zeros((place.wafers, len(place.mlps)))
+    for number, stack in enumerate(place.mlps):
+        if router := getattr(stack.kind, "router", None):
+            share = 1 - (1 - router.chosen / stack.kind.experts) ** batch
+            experts[:, number] = [len(layers) * share * stack.kind.experts for layers in stack.layers]
+    blocks = math.ceil(context / programs.cache.block) * programs.cache.block
+    return Counts(busy_ticks=visits, tokens=visits * batch, kv_rows=visits * batch * blocks, experts=experts)
+
+
+def _visits(place, wafer: int) -> list:
+    return [place.schedule.at(wafer, phase) for phase in range(place.schedule.period)]
+
+
+def _compiled(build, target: Target):
+    try:
+        return build()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = next(
+            (x for x in str(error).splitlines() if "Used" in x or "exceed" in x.lower()), str(error).splitlines()[0]
+        )
+        raise UserError(f"the program does not fit a {target.kind}: {reason.strip()}") from None
+
+
+def _placed(abstract, formats):
+    """The abstract arrays with the shardings that the program asked for."""
+    return jax.tree.map(lambda a, f: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=f.sharding), abstract, formats)
+
+
+def _as_json(program: Compiled) -> dict:
+    fields = asdict(program)
+    fields["collectives"] = [
+        {"kind": kind, "bytes": nbytes, "times": times} for (kind, nbytes), times in program.collectives.items()
+    ]
+    return fields | {"peak": program.peak}
+
+
+def compile_table(report: dict, target: Target) -> Table:
+    table = Table(title=f"{report['model']} on {report['mesh']} of {target.name}", title_justify="left")
+    for name in ("", "value", ""):
+        table.add_column(name, justify="right" if name else "left")
+    memory = report["device"]["memory_bytes"]
+    planned = report["planned_bytes"]
+    table.add_row("device", target.kind, f"{amount(memory, 'B')} of memory")
+    table.add_row("weights, as declared", amount(planned["weights"], "B"), "a device")
+    table.add_row("caches, as declared", amount(planned["cache"], "B"), "a device")
+    for name, program in report["programs"].items():
+        table.add_section()
+        table.add_row(name, f"{program['seconds']:.1f} s", "to compile")
+        over = program["arguments"] / sum(planned.values()) - 1
+        table.add_row("  arguments", amount(program["arguments"], "B"), f"{over:+.1%} of what is declared")
+        table.add_row("  temporaries", amount(program["temporaries"], "B"), "")
+        table.add_row("  peak", amount(program["peak"], "B"), f"{program['peak'] / memory:.1%} of the device")
+        for item in sorted(program["collectives"], key=lambda c: -c["bytes"] * c["times"]):
+            table.add_row(f"  {item['kind']}", amount(item["bytes"], "B"), f"{item['times']} in the text")
+        for label, times in program["copies"].items():
+            table.add_row("  copied whole", label, f"{times} in the text")
+        if not program["copies"]:
+            table.add_row("  copied whole", "nothing", "no weight and no cache")
+    table.add_section()
+    counts = report["round"]
+    table.add_row("bytes of a round, counted", amount(counts["counted_bytes"], "B"), "a device; full requests")
+    table.add_row("bytes of a round, XLA", amount(counts["xla_bytes"], "B"), f"{counts['ratio']:.2f} of the counted")
+    return table
