@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxwafer.ops import choice
-from jaxwafer.ops.matmul import cpu, reference
+from jaxwafer.ops.matmul import cpu, reference, tpu
 from jaxwafer.quant.array import QuantizedArray
 
 # Tried in order. Each module has `objection(dtype, weight_format, platform) -> str | None`, `description() -> str` and
 # `matmul(x, weight, index)`. The reference objects to nothing.
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
 
 
 def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int = 0, *, backend: str) -> jax.Array:

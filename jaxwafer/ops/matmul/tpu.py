@@ -1,0 +1,159 @@
+"""Pallas kernel for TPUs: rows of the weight come into fast memory as stored and are widened there.
+
+A block is some outputs' whole rows, so that each weight byte is read once, and is worked on in slices of the inputs. The
+nibbles of a byte are not brought back into order: even and odd inputs are two products. Mosaic has no narrow floats of
+every kind and no repeat along lanes; scales are widened by arithmetic on their bits, and spread over their group by a
+product with a matrix of zeros and ones.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.formats import FORMATS, Format
+
+PLATFORMS = ("tpu",)
+# Outputs a block, tokens a block, and inputs a slice.
+OUTPUTS, ROWS, SLICE = 256, 128, 1024
+
+
+def objection(dtype, weight_format: str, platform: str) -> str | None:
+    """Why this backend cannot run these inputs, or None."""
+    if platform not in PLATFORMS:
+        return f"not made for {platform}"
+    form = FORMATS.get(weight_format)
+    if form is not None and (form.group is None or SLICE % form.group):
+        return f"no TPU kernel for {weight_format} weights"
+    return None
+
+
+def description() -> str:
+    return "Pallas kernel"
+
+
+def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, *, interpret: bool = False) -> jax.Array:
+    """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
+    form, (count, outputs, stored) = weight.format, weight.values.shape
+    rows, inputs = x.shape[0], stored * (2 if form.packed else 1)
+    if inputs > x.shape[1]:
+        x = jnp.pad(x, ((0, 0), (0, inputs - x.shape[1])))
+    halves = (x[:, ::2], x[:, 1::2]) if form.packed else (x,)
+    # A layout with outputs along the lanes pads few groups least; weights are allocated in the layout asked for here.
+    values, *scales = weight.parts.values()
+    scales = [jnp.swapaxes(bits(scale), 1, 2) for scale in scales]
+    tile, block = min(rows, ROWS), min(outputs, OUTPUTS)
+    layer = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1).reshape(1)
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(pl.cdiv(outputs, block), pl.cdiv(rows, tile)),
+        in_specs=[
+            *(pl.BlockSpec((tile, half.shape[1]), lambda n, m, layer: (m, 0)) for half in halves),
+            pl.BlockSpec((None, block, stored), lambda n, m, layer: (layer[0], n, 0)),
+            *(pl.BlockSpec((None, scale.shape[1], block), lambda n, m, layer: (layer[0], 0, n)) for scale in scales),
+        ],
+        out_specs=pl.BlockSpec((tile, block), lambda n, m, layer: (m, n)),
+    )
+    call = pl.pallas_call(
+        partial(_kernel, form, len(halves), tuple(weight.parts)[1:]),
+        out_shape=jax.ShapeDtypeStruct((rows, outputs), jnp.float32),
+        grid_spec=grid,
+        cost_estimate=pl.CostEstimate(
+            flops=2 * rows * outputs * inputs,
+            transcendentals=0,
+            bytes_accessed=sum(p.size // count * p.dtype.itemsize for p in (values, *scales))
+            + sum(h.size * h.dtype.itemsize for h in halves)
+            + 4 * rows * outputs,
+        ),
+        interpret=interpret,
+    )
+    return call(layer, *halves, values, *scales)
+
+
+def bits(part: jax.Array) -> jax.Array:
+    """An array of a dtype that Mosaic lacks as its bits."""
+    lacking = {jnp.dtype(jnp.float16): jnp.uint16, jnp.dtype(jnp.float8_e8m0fnu): jnp.uint8}
+    stored = lacking.get(part.dtype)
+    return part if stored is None else jax.lax.bitcast_convert_type(part, stored)
+
+
+def _kernel(form: Format, halves: int, names: tuple[str, ...], layer, *refs):
+    """One block of outputs of some tokens."""
+    x, (values, *scales), out = refs[:halves], refs[halves:-1], refs[-1]
+    out[...] = product(
+        form, [half[...] for half in x], values[...], {name: s[...] for name, s in zip(names, scales, strict=True)}
+    )
+
+
+def product(form: Format, x: list[jax.Array], values: jax.Array, scales: dict[str, jax.Array]) -> jax.Array:
+    """x [M, K] @ a block of a weight [N, K]ᵀ as stored, float32 [M, N]; x in two halves [M, K/2] where packed.
+
+    scales: [groups, N] by their names in `QuantizedArray`, as `bits` gives them.
+    """
+    width = SLICE // len(x)
+    total = jnp.zeros((x[0].shape[0], values.shape[0]), jnp.float32)
+    for start in range(0, values.shape[1], width):
+        stop = min(start + width, values.shape[1])
+        part = values[:, start:stop]
+        group = form.group // len(x) if form.group else None
+        here = {name: scale[start // group : -(-stop // group)] for name, scale in scales.items()} if group else scales
+        spread = _spread(-(-(stop - start) // group), stop - start, group) if group else None
+        for half, rows in enumerate(x):
+            rows = rows[:, start:stop]
+            wide = _widen(form, part, half, here, spread).astype(rows.dtype)
+            total += _dot(rows, wide, (1, 1))
+            if form.minimum:
+                sums = _dot(rows.astype(jnp.float32), spread, (1, 1))
+                total += _dot(sums, _scale(here["minimum"], form), (1, 0))
+    return total
+
+
+def _widen(form: Format, part: jax.Array, half: int, scales: dict[str, jax.Array], spread) -> jax.Array:
+    """Some columns of a block as float32, or one nibble of each of their bytes, without the minimum."""
+    if form.packed:
+        nibble = (part.astype(jnp.int32) >> (4 * half)) & 15
+        wide = _e2m1(nibble) if form.dtype == "float4_e2m1fn" else nibble.astype(jnp.float32) - form.offset
+    else:
+        wide = part.astype(jnp.float32)
+    if spread is None:
+        return wide
+    if form.zero:
+        wide = wide - _dot(scales["zero"].astype(jnp.int32).astype(jnp.float32), spread, (0, 0))
+    scale = _scale(scales["scale"], form)
+    return wide * _dot(scale, spread, (0, 0))
+
+
+def _scale(scale: jax.Array, form: Format) -> jax.Array:
+    """Scales as float32."""
+    if form.scale == "float16":
+        wide = scale.astype(jnp.int32)
+        # Sign, and exponent and mantissa moved to where float32 has them, short of the difference of the two biases.
+        moved = ((wide & 0x8000) << 16) | ((wide & 0x7FFF) << 13)
+        return jax.lax.bitcast_convert_type(moved, jnp.float32) * jnp.float32(2.0**112)
+    if form.scale == "float8_e8m0fnu":
+        return jax.lax.bitcast_convert_type(scale.astype(jnp.int32) << 23, jnp.float32)
+    return scale.astype(jnp.float32)
+
+
+def _e2m1(nibble: jax.Array) -> jax.Array:
+    """The values of `quant.formats.E2M1`, by arithmetic: sign, two bits of exponent, one of mantissa."""
+    exponent, mantissa = (nibble >> 1) & 3, (nibble & 1).astype(jnp.float32)
+    power = (1 << jnp.maximum(exponent - 1, 0)).astype(jnp.float32)
+    size = jnp.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * power)
+    return jnp.where(nibble >= 8, -size, size)
+
+
+def _spread(groups: int, columns: int, group: int) -> jax.Array:
+    """float32 [groups, columns], one where a column is of the group."""
+    column = jax.lax.broadcasted_iota(jnp.int32, (groups, columns), 1)
+    number = jax.lax.broadcasted_iota(jnp.int32, (groups, columns), 0)
+    return (column // group == number).astype(jnp.float32)
+
+
+def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    precision = "highest" if a.dtype == jnp.float32 else None
+    dims = (((axes[0],), (axes[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
