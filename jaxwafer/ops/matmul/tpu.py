@@ -1,6 +1,6 @@
 """Pallas kernel for TPUs: rows of the weight come into fast memory as stored and are widened there.
 
-A block is some outputs' whole rows, so that each weight byte is read once, and is worked on in slices of the inputs. The
+A block is some outputs' whole rows, so that each weight byte is read once, and is worked on in slices of inputs. The
 nibbles of a byte are not brought back into order: even and odd inputs are two products. Mosaic has no narrow floats of
 every kind and no repeat along lanes; scales are widened by arithmetic on their bits, and spread over their group by a
 product with a matrix of zeros and ones.
