@@ -68,9 +68,11 @@ def collectives(text: str) -> dict[tuple[str, int], int]:
     for _, shape, opcode in _instructions(text):
         kind = opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            # The started form's result is a tuple that begins with what goes in.
             parts = SHAPE.findall(shape)
-            parts = parts[len(parts) // 2 :] if opcode.endswith("-start") and len(parts) > 1 else parts
+            if opcode.endswith("-start") and len(parts) > 1:
+                # The started form's result is a tuple: what goes in, what comes out, and handles.
+                parts = [part for part in parts if part[:2] != ("u32", "")]
+                parts = parts[len(parts) // 2 :]
             found[kind, sum(_bytes(dtype, dims) for dtype, dims, _ in parts)] += 1
     return dict(found)
 
