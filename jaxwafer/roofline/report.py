@@ -6,7 +6,6 @@ import sys
 import time
 from importlib.metadata import version
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxwafer.engine import Engine
@@ -14,7 +13,7 @@ from jaxwafer.model.declare import StateField, TokenField
 from jaxwafer.model.spec import ModelSpec
 from jaxwafer.pipeline.queue import Request
 from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, tick_latency
-from jaxwafer.roofline.counters import Counts, decode_traffic, imbalance
+from jaxwafer.roofline.counters import Counts, Traffic, decode_traffic, imbalance
 
 
 class Run:
@@ -78,11 +77,7 @@ class Run:
     def _roofline(self) -> dict:
         engine, stats = self.engine, self.engine.stats
         mesh, place, dtype = engine.mesh, engine.placement, engine.programs.pipeline.dtype
-        stacks = len(place.mlps)
-        nothing = {n: np.zeros((place.wafers, place.schedule.period)) for n in ("busy_ticks", "tokens", "kv_rows")}
-        tallied = {n: getattr(stats, n) for n in (*nothing, "experts")}
-        counts = Counts(**tallied if stats.bursts else nothing | {"experts": np.zeros((place.wafers, stacks))})
-        traffic = decode_traffic(engine.cache_shape, jnp.dtype(dtype).itemsize, counts)
+        counts, traffic = tallied(engine), counted(engine)
         after = read_ceiling(mesh)
         ceiling, peak = max(self._before, after), compute_ceiling(mesh, dtype)
         latency = tick_latency(
@@ -139,6 +134,21 @@ class Run:
             "peak_device_bytes": max((p for p in peaks if p), default=None),
             "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
         }
+
+
+def tallied(engine: Engine) -> Counts:
+    """What the wafers tallied since the engine's stats began."""
+    stats, place = engine.stats, engine.placement
+    names = ("busy_ticks", "tokens", "kv_rows")
+    if stats.bursts:
+        return Counts(**{name: getattr(stats, name) for name in (*names, "experts")})
+    nothing = {name: np.zeros((place.wafers, place.schedule.period)) for name in names}
+    return Counts(**nothing, experts=np.zeros((place.wafers, len(place.mlps))))
+
+
+def counted(engine: Engine) -> Traffic:
+    """Bytes and FLOPs of all decoding since the engine's stats began."""
+    return decode_traffic(engine.cache_shape, engine.cache_shape.dtype.itemsize, tallied(engine))
 
 
 def operations(spec: ModelSpec) -> set[str]:

@@ -1,0 +1,181 @@
+"""`jaxwafer bench`: speed over meshes, batches and contexts, by one procedure, beside the ceiling of the machine."""
+
+import csv
+import io
+import itertools
+import os
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.table import Table
+
+from jaxwafer.bench.llama_cpp import LlamaCpp
+from jaxwafer.bench.measure import DRIFT, Measured, Point, measure
+from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config
+from jaxwafer.checkpoint.random import RandomCheckpoint
+from jaxwafer.cli.run import NOTES, ModelFlags, check_writable, load, print_table, write_file, write_json
+from jaxwafer.engine import Engine
+from jaxwafer.errors import UserError
+from jaxwafer.mesh import make_mesh, parse_mesh
+from jaxwafer.roofline.ceiling import compute_ceiling
+from jaxwafer.roofline.table import amount
+
+COMPARED = ("llama.cpp",)
+
+
+@dataclass(kw_only=True)
+class Bench(ModelFlags):
+    """Measure prefill and decode speed; a model of which there is but a config runs with random weights."""
+
+    model: tyro.conf.Positional[str]
+    """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
+    mesh: str = "1x1"
+    """meshes to measure, with commas, such as 1x1,4x1"""
+    requests: str = "1"
+    """requests in flight at once, with commas"""
+    micro_batch: str = "0"
+    """requests that travel together, with commas; 0 spreads the requests evenly over the wafers"""
+    prompt_tokens: str = "128"
+    """tokens of each prompt, with commas"""
+    new_tokens: int = 128
+    """tokens generated for each prompt"""
+    repetitions: int = 5
+    """counted runs of each point, after one to warm up"""
+    compare: str = ""
+    """llama.cpp: run it on the same GGUF file with as many threads as there are cores, in turn with every run"""
+    csv: Annotated[Path | None, tyro.conf.arg(name="csv")] = None
+    """write the points to this file"""
+    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    """write everything to this file"""
+    plot: Path | None = None
+    """write the roofline with the measured points to this PNG file"""
+
+    def run(self) -> None:
+        for flag in ("csv", "json", "plot"):
+            check_writable(getattr(self, flag), f"--{flag}")
+        if self.repetitions < 1:
+            raise UserError(f"--repetitions must be at least 1, not {self.repetitions}")
+        if self.compare not in ("", *COMPARED):
+            raise UserError(f"--compare {self.compare!r}: there is only {', '.join(COMPARED)}")
+        points = self._points()
+        source = open_checkpoint(self.model) if has_weights(self.model) else RandomCheckpoint(open_config(self.model))
+        if self.compare and source.path.suffix != ".gguf":
+            raise UserError(f"--compare llama.cpp needs a GGUF file, and {self.model} is none")
+        found, others = [], []
+        for number, point in enumerate(points, 1):
+            NOTES.print(f"point {number} of {len(points)}: {describe(point)}")
+            theirs: list[tuple[float, float]] = []
+            rival = LlamaCpp(source.path, point, os.cpu_count() or 1) if self.compare else None
+            if rival:
+                rival.run()
+            between = (lambda rival=rival, theirs=theirs: theirs.append(rival.run())) if rival else (lambda: None)
+            found.append(measure(self._engine(source, point), point, self.repetitions, between=between))
+            others.append(tuple(map(statistics.median, zip(*theirs, strict=True))) if theirs else None)
+        print_table(bench_table(self.model, found, others))
+        for measured in found:
+            if measured.drifted:
+                before, after = measured.ceiling
+                NOTES.print(f"{describe(measured.point)}: the ceiling went from {before / 1e9:.1f} to {after / 1e9:.1f} "
+                            f"GB/s, more than {DRIFT:.0%}: the machine was not the same throughout")  # fmt: skip
+        rows = [as_row(m, other) for m, other in zip(found, others, strict=True)]
+        if self.csv:
+            write_file(self.csv, as_csv(rows).encode())
+        if self.json:
+            write_json(self.json, {"model": self.model, "weights": self.weights, "kv_cache": self.kv_cache,
+                                   "repetitions": self.repetitions, "points": rows})  # fmt: skip
+        if self.plot:
+            from jaxwafer.bench.plot import roofline
+
+            mesh = make_mesh(parse_mesh(points[0].mesh))
+            figure = roofline(found, compute_ceiling(mesh, "float32"), self.model)
+            image = io.BytesIO()
+            figure.savefig(image, format="png", dpi=150)
+            write_file(self.plot, image.getvalue())
+
+    def _points(self) -> list[Point]:
+        sweep = itertools.product(
+            self.mesh.split(","), counts("--prompt-tokens", self.prompt_tokens), counts("--requests", self.requests),
+            counts("--micro-batch", self.micro_batch, least=0),
+        )  # fmt: skip
+        if self.new_tokens < 2:
+            raise UserError(f"--new-tokens must be at least 2, not {self.new_tokens}")
+        found = []
+        for mesh, prompt, requests, together in sweep:
+            wafers = parse_mesh(mesh).wafers
+            found.append(Point(mesh=mesh, requests=requests, micro_batch=together or -(-requests // wafers),
+                               prompt=prompt, new=self.new_tokens))  # fmt: skip
+        return found
+
+    def _engine(self, source, point: Point) -> Engine:
+        micro_batches = -(-point.requests // point.micro_batch)
+        context = self.max_context or point.prompt + point.new
+        sizes = {"mesh": point.mesh, "micro_batch": point.micro_batch, "micro_batches": micro_batches,
+                 "max_context": context, "prefill_chunk": min(self.prefill_chunk, context)}  # fmt: skip
+        return load(source, self.options(**sizes))
+
+
+def counts(flag: str, text: str, least: int = 1) -> list[int]:
+    """Whole numbers with commas between them."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} {text!r} should be whole numbers with commas between them") from None
+    if min(found) < least:
+        raise UserError(f"{flag} must be at least {least}, not {min(found)}")
+    return found
+
+
+def describe(point: Point) -> str:
+    return (f"{point.mesh}, {point.requests} requests by {point.micro_batch}, "
+            f"{point.prompt} + {point.new} tokens")  # fmt: skip
+
+
+def as_row(measured: Measured, other: tuple[float, float] | None) -> dict:
+    """A flat row for CSV and JSON; seconds, bytes and tokens/s."""
+    row = asdict(measured.point)
+    for name in ("prefill_tokens_per_s", "decode_tokens_per_s", "request_tokens_per_s", "ttft_s"):
+        spread = getattr(measured, name)
+        row |= {name: spread.median, f"{name}_least": spread.least, f"{name}_most": spread.most}
+    row |= {"bytes_per_token": measured.bytes_per_token, "flops_per_token": measured.flops_per_token,
+            "ceiling_before_bytes_per_s": measured.ceiling[0], "ceiling_after_bytes_per_s": measured.ceiling[1],
+            "mbu": measured.mbu, "drifted": measured.drifted, "peak_bytes": measured.peak_bytes}  # fmt: skip
+    if other:
+        row |= {"llama_cpp_prefill_tokens_per_s": other[0], "llama_cpp_decode_tokens_per_s": other[1],
+                "prefill_ratio": measured.prefill_tokens_per_s.median / other[0],
+                "decode_ratio": measured.decode_tokens_per_s.median / other[1]}  # fmt: skip
+    return row
+
+
+def as_csv(rows: list[dict]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def bench_table(model: str, found: list[Measured], others: list[tuple[float, float] | None]) -> Table:
+    table = Table(title=f"{model}: medians, with the least and the most", title_justify="left")
+    columns = ["mesh", "requests", "prompt + new", "prefill tok/s", "decode tok/s", "a request tok/s", "first token",
+               "ceiling", "MBU", "peak"]  # fmt: skip
+    if any(others):
+        columns += ["llama.cpp prefill", "decode", "ratio prefill", "decode"]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for measured, other in zip(found, others, strict=True):
+        point = measured.point
+        cells = [
+            point.mesh, f"{point.requests} by {point.micro_batch}", f"{point.prompt} + {point.new}",
+            *(f"{s.median:.1f} ({s.least:.1f}-{s.most:.1f})"
+              for s in (measured.prefill_tokens_per_s, measured.decode_tokens_per_s, measured.request_tokens_per_s)),
+            f"{measured.ttft_s.median * 1e3:.0f} ms", f"{max(measured.ceiling) / 1e9:.1f} GB/s",
+            f"{measured.mbu:.1%}", amount(measured.peak_bytes, "B"),
+        ]  # fmt: skip
+        if other:
+            cells += [f"{other[0]:.1f}", f"{other[1]:.1f}", f"{measured.prefill_tokens_per_s.median / other[0]:.2f}",
+                      f"{measured.decode_tokens_per_s.median / other[1]:.2f}"]  # fmt: skip
+        table.add_row(*cells)
+    return table
