@@ -22,8 +22,8 @@ THIS_MACHINE = "this-machine"
 
 @dataclass(frozen=True)
 class Result:
-    """plans: of all strategies. refused: strategy → why it gave none. best: of those with as many cores a wafer as asked
-    for the plan of fewest wafers, then most requests, then tokens/s; with a target, the one that reaches it."""
+    """plans: of all strategies. refused: strategy → why it gave none. best: of those with as many cores a wafer as
+    asked for the plan of fewest wafers, then most requests, then tokens/s; with a target, the one that reaches it."""
 
     problem: Problem
     plans: tuple[Plan, ...]

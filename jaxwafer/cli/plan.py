@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from jaxwafer import planner
-from jaxwafer.cli.plan_tables import breakdown_table, choice_table, sweep_table, wafer_table
+from jaxwafer.cli.plan_tables import breakdown_table, choice_table, outcome_table, sweep_table, wafer_table
 from jaxwafer.cli.run import OptionalInt, check_writable, print_table, write_json
 from jaxwafer.errors import UserError
 from jaxwafer.partition.file import document
@@ -17,7 +17,7 @@ OptionalFloat = Annotated[float | None, tyro.conf.arg(constructor=float, metavar
 
 @dataclass(kw_only=True)
 class Plan:
-    """Plan a model on hardware: partitions by several strategies, their requests and speeds; works from a config alone."""
+    """Plan a model on hardware: partitions by several strategies, their requests and speeds, from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
@@ -30,7 +30,7 @@ class Plan:
     kv_cache: str = "bf16"
     """fp8, bf16 or f32"""
     strategy: str = "all"
-    """all, or of uniform, first-fit, minmax, kv-aware, packed, regions, width and Python files one or more, with commas"""
+    """all, or with commas of uniform, first-fit, minmax, kv-aware, packed, regions, width and Python files"""
     wafers: OptionalInt = None
     """pipeline stages (default: as few as hold it)"""
     cores: int = 1
@@ -78,8 +78,11 @@ class Plan:
                 raise UserError(f"--row must be from 1 to {len(result.plans)}, not {self.row}")
             plan = result.plans[self.row - 1]
         print_table(choice_table(result, plan))
+        for name, reason in result.refused.items():
+            print(f"{name.replace('_', '-')}: {reason}")
         print_table(wafer_table(plan))
-        print_table(breakdown_table(plan, self.target_tokens_per_second))
+        print_table(breakdown_table(plan))
+        print_table(outcome_table(plan, self.target_tokens_per_second))
         print_table(sweep_table(plan))
         if self.json:
             write_json(self.json, document(plan, result.plans, result.refused))

@@ -111,14 +111,7 @@ def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int)
     """Equations 7 to 10 of the cost model: a token's time is its layers', changes of wafers, and the head; all requests
     together are bounded by what is in flight over that time, and by the slowest stage."""
     clock, context, partition = problem.clock, problem.context, proposal.partition
-    each = {}
-    for n, layer in enumerate(problem.model.layers):
-        share = proposal.shares[n] if proposal.shares else 1.0
-        if (layer, share) not in each:
-            each[layer, share] = clock.layer(layer, micro_batch, context, share)
-    times = [
-        each[layer, proposal.shares[n] if proposal.shares else 1.0] for n, layer in enumerate(problem.model.layers)
-    ]
+    times = _times(problem, proposal.shares, micro_batch, context)
     visits = [v for v in partition.visits if v.layers]
     wafers = len({v.wafer for v in visits})
     head = clock.head(micro_batch, problem.cores * (1 if problem.vocabulary == "ends" else partition.wafers))
@@ -151,16 +144,11 @@ def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int)
 
 
 def _wafers(problem: Problem, proposal: Proposal, held: Capacity) -> list[Wafer]:
-    partition, context = proposal.partition, problem.context
-    room = problem.memory
+    partition, context, room = proposal.partition, problem.context, problem.memory
+    times = _times(problem, proposal.shares, problem.micro_batch, context)
     rows = []
     for layers in partition.layers:
         chosen = [problem.model.layers[n] for n in layers]
-        shares = [proposal.shares[n] if proposal.shares else 1.0 for n in layers]
-        service = [
-            problem.clock.layer(layer, problem.micro_batch, context, share)
-            for layer, share in zip(chosen, shares, strict=True)
-        ]
         names = dict.fromkeys(layer.kind for layer in chosen)
         rows.append({
             "layers": layers,
@@ -168,7 +156,7 @@ def _wafers(problem: Problem, proposal: Proposal, held: Capacity) -> list[Wafer]
             "weights": sum(layer.weights for layer in chosen),
             "kv": held.requests * sum(layer.token * layer.seen(context) for layer in chosen),
             "state": held.requests * sum(layer.state for layer in chosen),
-            "service": sum(service, Seconds()),
+            "service": sum((times[n] for n in layers), Seconds()),
         })  # fmt: skip
     free = [room - r["weights"] - r["kv"] - r["state"] for r in rows]
     shares = _vocabulary(problem, free)
@@ -216,16 +204,17 @@ def prefill(plan: Plan, tokens: int, chunk: int = 256) -> float:
     A chunk sees half the prompt on average.
     """
     problem = plan.problem
-    clock, seen = problem.clock, tokens / 2
     size = min(chunk, tokens)
-    shares = plan.shares or (1.0,) * problem.count
-    times = {
-        key: clock.layer(key[0], size, seen, key[1]).total
-        for key in set(zip(problem.model.layers, shares, strict=True))
-    }
-    each = [times[key] for key in zip(problem.model.layers, shares, strict=True)]
+    each = [t.total for t in _times(problem, plan.shares, size, tokens / 2)]
     visits = [v for v in plan.partition.visits if v.layers]
-    stages = [sum(each[n] for n in layers) for layers in plan.partition.layers] if not plan.shares else each
-    hops = sum(clock.hop(v.layers[-1], size) for v in visits) if plan.changes else 0.0
-    head = clock.head(1, problem.cores).total
+    stages = each if plan.shares else [sum(each[n] for n in layers) for layers in plan.partition.layers]
+    hops = sum(problem.clock.hop(v.layers[-1], size) for v in visits) if plan.changes else 0.0
+    head = problem.clock.head(1, problem.cores).total
     return sum(each) + hops + head + (-(-tokens // size) - 1) * max(stages)
+
+
+def _times(problem: Problem, shares: tuple[float, ...] | None, requests: int, context: float) -> list[Seconds]:
+    """A step's time of each layer, on its region where it has one."""
+    keys = list(zip(problem.model.layers, shares or (1.0,) * problem.count, strict=True))
+    known = {key: problem.clock.layer(key[0], requests, context, key[1]) for key in set(keys)}
+    return [known[key] for key in keys]

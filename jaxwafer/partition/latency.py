@@ -18,7 +18,8 @@ HEAD_SUMS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """bandwidth, compute: the roofs. sums: over devices and over a wafer's fabric. fixed: beside all. total: estimated."""
+    """bandwidth, compute: the roofs. sums: over devices and over a wafer's fabric. fixed: beside them. total: the
+    estimate."""
 
     bandwidth: float = 0.0
     compute: float = 0.0

@@ -9,7 +9,7 @@ import numpy as np
 from jaxwafer.errors import UserError
 from jaxwafer.hardware import Description
 from jaxwafer.partition.latency import Clock
-from jaxwafer.partition.needs import ACTIVATION_BYTES, Layer, Model, merged
+from jaxwafer.partition.needs import Layer, Model, merged
 from jaxwafer.partition.plan import Partition
 
 VOCABULARY = ("room", "mesh", "ends")
@@ -118,11 +118,12 @@ class Problem:
         for number, layer in enumerate(self.layers):
             need = layer.weights + self.least * layer.request(self.context)
             if need > self.room(self.count):
-                hardware, cores = self.device.hardware, -(-need // int(self.device.hardware.memory_bytes))
+                hardware = self.device.hardware
+                cores = max(self.cores + 1, -(-need // int(hardware.memory_bytes)))
                 raise UserError(
                     f"layer {number} ({layer.kind}) takes {need / 1e9:.2f} GB with {self.least} requests of "
                     f"{self.context} tokens, but a wafer of {self.cores} x {hardware.name} has "
-                    f"{self.memory / 1e9:.2f} GB: give --cores {max(int(cores), self.cores + 1)} or more, or fewer requests or less context"
+                    f"{self.memory / 1e9:.2f} GB: give --cores {cores} or more, fewer requests or less context"
                 )
 
     def search(self, pack: Callable[[int], Partition | None]) -> Partition:

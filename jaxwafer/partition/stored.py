@@ -1,8 +1,8 @@
 """What the engine allocates for a partition, beside what the maths needs.
 
-Its stacks are equally deep on every wafer, its vocabulary lies on all, vectors are float32, heads are padded and copied,
-FP8 rows carry exponents, and a request keeps whole blocks of its whole context. The bytes are the placement's, which
-loads and decodes.
+Its stacks are equally deep on every wafer, its vocabulary lies on all, vectors are float32, heads are padded and
+copied, FP8 rows carry exponents, and a request keeps whole blocks of its whole context. The bytes are the placement's,
+which loads and decodes.
 """
 
 from dataclasses import dataclass

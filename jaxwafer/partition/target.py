@@ -10,7 +10,7 @@ from jaxwafer.partition.strategies.width import widths
 
 
 def reached(plan: Plan) -> float:
-    """tokens/s that a target is held against: of each request where a number of them is asked for, else of one alone."""
+    """tokens/s that a target is held against: each request's where a number of them is asked for, else one's alone."""
     return plan.speed.each if plan.problem.requests else plan.speed.estimate
 
 
@@ -66,13 +66,13 @@ def _miss(plan: Plan, target: float) -> str:
     change = (
         f"{speed.binds} would have to take {left / overhead * 1e6:.1f} us of a token instead of {spent * 1e6:.1f} us"
         if left > 0
-        else f"a token's {spent * 1e6:.1f} us of {speed.binds} are not all that stands in the way"
+        else f"{speed.binds} takes {spent * 1e6:.1f} us of a token's {total * 1e6:.1f} us, and the rest alone is too much"
     )
     return (
         f"nothing reaches {target:g} tokens/s: the nearest is {reached(plan):.1f} ({plan.strategy}, "
         f"{plan.partition.wafers} wafers of {plan.cores} x {problem.device.hardware.name}), bound by {speed.binds}; "
         f"{change}. {target:g} tokens/s move {needed_bandwidth(problem, target) / 1e12:.3g} TB/s, which is "
-        f"{needed_bandwidth(problem, target) / problem.device.hardware.memory_bytes_per_s:.1f} devices' memory"
+        f"{needed_bandwidth(problem, target) / problem.device.hardware.memory_bytes_per_s:.1f} times a device's"
     )
 
 
