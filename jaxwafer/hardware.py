@@ -54,7 +54,8 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     kind: "wafer", "tpu", "gpu", "lpu" or "cpu". flops: number format of the arithmetic → FLOP/s. hop_s,
     hop_bytes_per_s: from a stage to the next. core_bytes_per_s: at which a device sends in a sum over its stage.
-    domain: devices that fast links join, the widest stage that is tried. power_w, usd_per_hour: of a device, None if unknown.
+    domain: devices that fast links join, the widest stage that is tried. power_w, usd_per_hour: of a device, None if
+    unknown.
     """
 
     name: str

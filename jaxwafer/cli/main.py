@@ -78,6 +78,7 @@ def load_commands() -> dict[str, type]:
 
 
 def _import_commands() -> dict[str, type]:
+    from jaxwafer.cli.calibrate import Calibrate
     from jaxwafer.cli.compile import Compile
     from jaxwafer.cli.decode import Decode
     from jaxwafer.cli.devices import Devices
@@ -87,8 +88,8 @@ def _import_commands() -> dict[str, type]:
     from jaxwafer.cli.score import Score
 
     return {
-        "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "devices": Devices, "score": Score,
-        "compile": Compile,
+        "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "calibrate": Calibrate,
+        "devices": Devices, "score": Score, "compile": Compile,
     }  # fmt: skip
 
 

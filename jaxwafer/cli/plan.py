@@ -78,8 +78,9 @@ class Plan:
                 raise UserError(f"--row must be from 1 to {len(result.plans)}, not {self.row}")
             plan = result.plans[self.row - 1]
         print_table(choice_table(result, plan))
-        for name, reason in result.refused.items():
-            print(f"{name.replace('_', '-')}: {reason}")
+        for reason in dict.fromkeys(result.refused.values()):
+            names = ", ".join(n.replace("_", "-") for n, r in result.refused.items() if r == reason)
+            print(f"none by {names}: {reason}")
         print_table(wafer_table(plan))
         print_table(breakdown_table(plan))
         print_table(outcome_table(plan, self.target_tokens_per_second))

@@ -2,7 +2,6 @@
 
 from itertools import groupby
 
-from rich import box
 from rich.table import Table
 
 from jaxwafer.partition.evaluate import Plan, sweep
@@ -11,7 +10,9 @@ from jaxwafer.partition.target import needed_bandwidth
 from jaxwafer.planner import Result
 from jaxwafer.roofline.table import amount
 
-# Micro-batches that are printed, beside the Pareto points; all up to 100 are computed.
+# Columns of text that a narrow terminal may break.
+WRAPPED = ("", "layers", "kinds", "remark")
+# Micro-batches that are printed; all up to 100 are computed.
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 100)
 
 
@@ -22,8 +23,8 @@ def choice_table(result: Result, chosen: Plan) -> Table:
     table = _table(
         f"{model.name} on {problem.device.hardware.name}: {amount(model.weights, 'B')} of weights, at least "
         f"{problem.lower_bound} wafers of {problem.cores} by bytes, {problem.context} tokens a request",
-        "", "strategy", "wafers", "changes", "requests", "bound by", "bandwidth roof", "compute roof", "estimate",
-        "all", "engine holds",
+        "", "strategy", "wafers", "hops", "requests", "bound\nby", "bytes\nroof", "FLOPs\nroof", "estimate", "all",
+        "engine\nholds",
     )  # fmt: skip
     for number, plan in enumerate(result.plans, 1):
         speed = plan.speed
@@ -40,7 +41,7 @@ def wafer_table(plan: Plan) -> Table:
     """Memory and time of each wafer; equal neighbours share a row."""
     table = _table(
         f"{plan.strategy.replace('_', '-')}: {plan.partition.wafers} wafers of {plan.cores}, {plan.requests} requests",
-        "wafers", "layers", "kinds", "weights", "vocabulary", "KV", "state", "free", "time",
+        "wafers", "layers", "kinds", "weights", "vocab", "KV", "state", "free", "time",
     )  # fmt: skip
 
     def alike(item) -> tuple:
@@ -62,7 +63,7 @@ def wafer_table(plan: Plan) -> Table:
 def breakdown_table(plan: Plan) -> Table:
     """Where a token's time goes, by kind of layer."""
     problem, speed = plan.problem, plan.speed
-    table = _table("a token's way", "", "count", "bytes", "FLOPs", "bandwidth", "compute", "sums", "fixed",
+    table = _table("a token's way", "", "count", "bytes", "FLOPs", "memory", "compute", "sums", "fixed",
                    "in all", "binds")  # fmt: skip
     shares = plan.shares or (1.0,) * problem.count
     batch, context = problem.micro_batch, problem.context
@@ -74,7 +75,7 @@ def breakdown_table(plan: Plan) -> Table:
         times = sum((problem.clock.layer(layer, batch, context, share) for layer, share in layers), Seconds())
         table.add_row(
             kind, str(len(numbers)), amount(sum(x.bytes(batch, context) for x, _ in layers), "B"),
-            amount(sum(x.flops(batch, context) for x, _ in layers), "FLOP"), *_times(times), times.binds,
+            amount(sum(x.flops(batch, context) for x, _ in layers), ""), *_times(times), times.binds,
         )  # fmt: skip
     table.add_row("hops", str(plan.changes), *[""] * 6, time(speed.hops), "")
     table.add_row("token", "", "", "", *_times(speed.token), speed.binds)
@@ -89,10 +90,10 @@ def outcome_table(plan: Plan, target: float | None) -> Table:
     table.add_row("requests", str(held.requests), f"{held.binds} binds on wafer {held.wafer}: {limits}")
     if held.crossover:
         table.add_row("cross-over", f"{held.crossover:,}", "tokens of context from which KV binds, not state")
-    if plan.stored:
-        own = plan.stored
-        table.add_row("engine", amount(own.weights, "B"), f"of weights on every wafer, {amount(own.padding, 'B')} of it "
-                      f"in all because stacks are equally deep; holds {own.requests} requests")  # fmt: skip
+    if own := plan.stored:
+        remark = f"of weights on every wafer, as stacks are equally deep: {amount(own.padding, 'B')} are padding in all"
+        table.add_row("engine allocates", amount(own.weights, "B"), remark)
+        table.add_row("engine holds", str(own.requests), "requests in what is left")
     table.add_row("prefill", time(plan.prefill_s), f"of {problem.context} tokens in an idle pipeline")
     if plan.tokens_per_s_per_mw:
         table.add_row("tokens/s a MW", rate(plan.tokens_per_s_per_mw), f"{hardware.power_w:g} W a device")
@@ -111,7 +112,7 @@ def outcome_table(plan: Plan, target: float | None) -> Table:
 def sweep_table(plan: Plan) -> Table:
     table = _table("micro-batches", "size", "in flight", "each", "all", "binds", "Pareto")
     for speed, best in sweep(plan):
-        if speed.micro_batch in SHOWN or best:
+        if speed.micro_batch in SHOWN:
             table.add_row(
                 str(speed.micro_batch), str(speed.in_flight), rate(speed.each), rate(speed.total), speed.binds,
                 "*" if best else "",
@@ -121,9 +122,10 @@ def sweep_table(plan: Plan) -> Table:
 
 def rate(value: float) -> str:
     """tokens/s, in a few digits."""
-    if value >= 1e6:
-        return f"{value / 1e6:.3g}M"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    for size, prefix in ((1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (size if prefix == 'M' else 1e3):.3g}{prefix}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def time(seconds: float) -> str:
@@ -153,8 +155,8 @@ def spans(layers: tuple[int, ...]) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in columns:
-        left = name in ("", "strategy", "layers", "kinds", "bound by", "binds", "wafers", "remark")
-        table.add_column(name, justify="left" if left else "right")
+        left = name in ("", "strategy", "layers", "kinds", "bound\nby", "binds", "wafers", "remark")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name not in WRAPPED, overflow="fold")
     return table

@@ -13,7 +13,7 @@ LONGEST = 1 << 26
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
     """requests: that all wafers hold at once. wafer: that holds fewest, with binds "KV", "state", "weights" or
-    "vocabulary". kv_limit, state_limit: the requests that would fit were there nothing but KV, or state, beside the
+    "vocab". kv_limit, state_limit: the requests that would fit were there nothing but KV, or state, beside the
     weights; None where a model has none. crossover: tokens of context from which KV binds and below which state does;
     None where one always does."""
 
@@ -74,7 +74,7 @@ def _at(problem: Problem, proposal: Proposal, context: int) -> tuple[float, int,
     if problem.vocabulary == "room" and kept:
         held = (wafers * room - used - problem.model.vocabulary) / kept
         if held < best[0]:
-            best = (max(held, 0.0), best[1], "vocabulary")
+            best = (max(held, 0.0), best[1], "vocab")
     return (np.floor(best[0]) if np.isfinite(best[0]) else 0.0, *best[1:])
 
 

@@ -84,7 +84,8 @@ class Plan:
         return prefill(self, self.problem.context)
 
 
-def evaluate(problem: Problem, proposal: Proposal, strategy: str) -> Plan:
+def evaluate(problem: Problem, proposal: Proposal, strategy: str, *, engine: bool = True) -> Plan:
+    """engine: also place the model as the engine would, where it is a real one."""
     problem = replace(problem, cores=proposal.cores or problem.cores)
     partition = proposal.partition.check(problem.count)
     held = capacity(problem, proposal)
@@ -102,7 +103,7 @@ def evaluate(problem: Problem, proposal: Proposal, strategy: str) -> Plan:
         changes=len(visits) if len({v.wafer for v in visits}) > 1 else 0,
         speed=speed(problem, proposal, held.requests, problem.micro_batch),
         stored=stored(model, partition, cores=problem.cores, memory=problem.memory, context=problem.context)
-        if model.spec
+        if engine and model.spec
         else None,
     )
 

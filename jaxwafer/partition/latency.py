@@ -30,7 +30,7 @@ class Seconds:
     @property
     def binds(self) -> str:
         """The largest part, by name."""
-        parts = {"memory bandwidth": self.bandwidth, "compute": self.compute, "sums": self.sums, "overhead": self.fixed}
+        parts = {"memory": self.bandwidth, "compute": self.compute, "sums": self.sums, "overhead": self.fixed}
         return max(parts, key=parts.get)
 
     def __add__(self, other: "Seconds") -> "Seconds":

@@ -58,7 +58,7 @@ def _miss(plan: Plan, target: float) -> str:
     overhead = problem.device.constants.overhead
     token = speed.token
     parts = {
-        "memory bandwidth": token.bandwidth, "compute": token.compute, "sums": token.sums, "hops": speed.hops,
+        "memory": token.bandwidth, "compute": token.compute, "sums": token.sums, "hops": speed.hops,
         "overhead": token.fixed,
     }  # fmt: skip
     spent, total = parts[speed.binds], problem.accepted / speed.estimate
@@ -66,7 +66,7 @@ def _miss(plan: Plan, target: float) -> str:
     change = (
         f"{speed.binds} would have to take {left / overhead * 1e6:.1f} us of a token instead of {spent * 1e6:.1f} us"
         if left > 0
-        else f"{speed.binds} takes {spent * 1e6:.1f} us of a token's {total * 1e6:.1f} us, and the rest alone is too much"
+        else f"{speed.binds} takes {spent * 1e6:.1f} us of {total * 1e6:.1f} us a token, and the rest is too much"
     )
     return (
         f"nothing reaches {target:g} tokens/s: the nearest is {reached(plan):.1f} ({plan.strategy}, "
