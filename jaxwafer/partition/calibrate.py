@@ -126,8 +126,8 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
     known = [r for r in rows if r.use == "fit"]
     if known and len(known) <= len(fitted):
         raise UserError(
-            f"{len(known)} rows of {hardware.name} with a known set-up are too few for {len(fitted)} constants and a row "
-            "to leave out"
+            f"{len(known)} rows of {hardware.name} with a known set-up are too few for {len(fitted)} constants "
+            "and a row to leave out"
         )
 
     def predict(row: Row, constants: Constants) -> float:

@@ -120,12 +120,12 @@ def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int)
     token = sum(times, head)
     total = token.total + hops
     if proposal.shares:
-        stages, slowest = len(times), max(t.total for t in times)
+        stages, service = len(times), [t.total for t in times]
+        service[-1] += head.total
     else:
-        service = [sum(times[n].total for n in layers) for layers in partition.layers]
-        stages, slowest = len(visits), max(service)
-    # The head is on the wafers as well: none is free while it runs.
-    slowest += head.total
+        stages, service = len(visits), [sum(times[n].total for n in layers) for layers in partition.layers]
+        service[visits[-1].wafer] += head.total
+    slowest = max(service)
     in_flight = max(1, min(requests, micro_batch * stages))
     rate = problem.accepted * min(in_flight / total, min(micro_batch, in_flight) / slowest)
     parts = {token.binds: max(token.bandwidth, token.compute, token.sums, token.fixed), "hops": hops}
@@ -160,20 +160,21 @@ def _wafers(problem: Problem, proposal: Proposal, held: Capacity) -> list[Wafer]
             "service": sum((times[n] for n in layers), Seconds()),
         })  # fmt: skip
     free = [room - r["weights"] - r["kv"] - r["state"] for r in rows]
-    shares = _vocabulary(problem, free)
+    visits = [v.wafer for v in partition.visits if v.layers]
+    shares = _vocabulary(problem, free, (visits[0], visits[-1]))
     return [Wafer(**r, vocabulary=v, free=f - v) for r, v, f in zip(rows, shares, free, strict=True)]
 
 
-def _vocabulary(problem: Problem, free: list[int]) -> list[int]:
-    """Bytes of the vocabulary on each wafer."""
+def _vocabulary(problem: Problem, free: list[int], ends: tuple[int, int]) -> list[int]:
+    """Bytes of the vocabulary on each wafer; ends: the wafers of the first and the last layer."""
     total, wafers = problem.model.vocabulary, len(free)
     if problem.vocabulary == "mesh":
         return [-(-total // wafers)] * wafers
     if problem.vocabulary == "ends":
-        ends = [0] * wafers
-        ends[0] += problem.model.embedding
-        ends[-1] += problem.model.head
-        return ends
+        at_ends = [0] * wafers
+        at_ends[ends[0]] += problem.model.embedding
+        at_ends[ends[1]] += problem.model.head
+        return at_ends
     # Wafers with most room first.
     given, left = [0] * wafers, total
     for wafer in sorted(range(wafers), key=lambda w: -free[w]):

@@ -21,7 +21,7 @@ class Problem:
     for any. micro_batch: requests that travel together.
 
     vocabulary: where embedding and head lie: "room", where the wafers have room; "mesh", evenly on all, as the engine
-    has them; "ends", on the first and the last wafer. most_layers: on a wafer. change_cost: what one more change of
+    has them; "ends", with the first and the last layer. most_layers: on a wafer. change_cost: what one more change of
     wafers a token is worth, in wafers. accepted: tokens a step (above 1 with speculation).
     """
 
