@@ -44,7 +44,7 @@ def plan(model: str | Path, hardware: str = THIS_MACHINE, *, strategy: str = "al
     """
     needs = open_model(model, weights=weights, kv_cache=kv_cache)
     device = with_figures(measured() if hardware == THIS_MACHINE else read_hardware(hardware), figures)
-    context = context or min(DEFAULT_CONTEXT, needs.max_context)
+    context = min(DEFAULT_CONTEXT, needs.max_context) if context is None else context
     return solve(Problem(model=needs, device=device, context=context, **fields), strategy, target_tokens_per_second)
 
 

@@ -8,7 +8,7 @@ import tyro
 
 from jaxwafer import planner
 from jaxwafer.cli.plan_tables import breakdown_table, choice_table, outcome_table, sweep_table, wafer_table
-from jaxwafer.cli.run import OptionalInt, check_writable, print_table, write_json
+from jaxwafer.cli.run import OptionalInt, check_writable, print_table, write_file, write_json
 from jaxwafer.errors import UserError
 from jaxwafer.partition.file import document
 
@@ -89,10 +89,10 @@ class Plan:
             write_json(self.json, document(plan, result.plans, result.refused))
         # Drawing takes a second to import.
         if self.plot:
-            from jaxwafer.picture.sheet import write_png
+            from jaxwafer.picture.sheet import png
 
-            write_png(self.plot, plan, result.plans)
+            write_file(self.plot, png(plan, result.plans))
         if self.html:
-            from jaxwafer.picture.page import write_page
+            from jaxwafer.picture.page import page
 
-            write_page(self.html, result, plan)
+            write_file(self.html, page(result, plan).encode())

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from jaxwafer.partition.evaluate import Plan, sweep
 from jaxwafer.partition.latency import Seconds
+from jaxwafer.partition.plan import spans
 from jaxwafer.partition.target import needed_bandwidth
 from jaxwafer.planner import Result
 from jaxwafer.roofline.table import amount
@@ -141,17 +142,6 @@ def count(value: int | None) -> str:
 
 def _times(times: Seconds) -> tuple[str, ...]:
     return tuple(time(getattr(times, n)) for n in ("bandwidth", "compute", "sums", "fixed", "total"))
-
-
-def spans(layers: tuple[int, ...]) -> str:
-    """Layer numbers as runs, such as "0-3,7"."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -99,16 +99,19 @@ def make_folder(flag: str, path: Path) -> None:
 
 
 def write_json(path: Path, report: dict) -> None:
-    """Write the report beside its place and move it there whole; a pipe or a device is written to as it is."""
-    text = json.dumps(report, indent=1) + "\n"
+    write_file(path, (json.dumps(report, indent=1) + "\n").encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write beside the place of a file and move it there whole; a pipe or a device is written to as it is."""
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text)
+            path.write_bytes(data)
             return
         path = path.resolve()
         partial = path.with_name(path.name + ".partial")
         try:
-            partial.write_text(text)
+            partial.write_bytes(data)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

@@ -25,10 +25,10 @@ class Capacity:
     crossover: int | None
 
 
-def capacity(problem: Problem, proposal: Proposal) -> Capacity:
+def capacity(problem: Problem, proposal: Proposal, *, crossover: bool = True) -> Capacity:
     """requests = min over wafers ⌊(memory − weights) / Σ(kv·context + state)⌋, and room for the vocabulary in all.
 
-    With regions, a layer keeps its requests in its own.
+    With regions, a layer keeps its requests in its own. crossover: also look for it.
     """
     requests, wafer, binds = _at(problem, proposal, problem.context)
     return Capacity(
@@ -37,7 +37,7 @@ def capacity(problem: Problem, proposal: Proposal) -> Capacity:
         binds=binds,
         kv_limit=_limit(problem, proposal, [layer.token * layer.seen(problem.context) for layer in problem.layers]),
         state_limit=_limit(problem, proposal, [layer.state for layer in problem.layers]),
-        crossover=_crossover(problem, proposal),
+        crossover=_crossover(problem, proposal) if crossover else None,
     )
 
 
