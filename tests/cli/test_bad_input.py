@@ -273,13 +273,13 @@ def test_gguf_files_of_something_else(write_gguf, refused, monkeypatch, tmp_path
 
 
 def test_a_disk_that_fills_up_leaves_no_report(folder, jaxwafer, monkeypatch):
-    write_text = Path.write_text
+    write_bytes = Path.write_bytes
 
-    def full(self, text, *args, **kwargs):
-        write_text(self, text[:10])
+    def full(self, data):
+        write_bytes(self, data[:10])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     before = sorted(os.listdir())
     status, _, err = jaxwafer(*RUN, "--json", "report.json")
     assert (status, err) == (2, f"jaxwafer: cannot write {Path('report.json').absolute()}: No space left on device\n")

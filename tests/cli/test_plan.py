@@ -54,23 +54,24 @@ def test_a_strategy_of_ones_own_is_named_by_its_file(folder, jaxwafer):
 
 
 def test_the_engine_runs_what_was_planned(folder, jaxwafer):
-    """A packed plan whose third layer goes back to the first wafer, on a device made so small that it must."""
-    layer = 4 * (48 * 96 + 2 * 48 * 48 + 96 * 48 + 3 * 48 * 80 + 2 * 48)
-    memory = 3 * layer
-    _, found = plan(jaxwafer, *PLAN, "--strategy", "packed,uniform", "--vocabulary", "mesh", "--set",
-                    f"memory_bytes={memory}", "--kv-cache", "f32", "--wafers", "3")  # fmt: skip
-    assert found["plan"]["wafers"] == 3
-    fields = found["plan"]
-    fields["route"] = [{"wafer": w, "layers": n} for w, n in ((0, [0]), (1, [1, 2]), (0, [3]), (2, [4]))]
-    fields["layers"] = [[0, 3], [1, 2], [4]]
-    Path("back.json").write_text(json.dumps({"plan": fields}))
-    for name in ("plan.json", "back.json"):
-        status, _, err = jaxwafer("decode", "m", "--partition", name, "--dtype", "f32", "--kv-cache", "f32", "--prompt",
-                                  "t5 t17 t3", "--max-new-tokens", "5", "--json", "r.json")  # fmt: skip
-        assert (status, err) == (0, "")
-        report = json.loads(Path("r.json").read_text())
-        assert report["outputs"][0]["tokens"] == greedy(checkpoint(), [5, 17, 3], 5)
-        assert report["mesh"] == {"wafers": 3, "cores": 1, "device": "cpu"}
+    """A strategy of one's own goes back to the first wafer; the engine goes that way and gives the tokens of one."""
+    Path("back.py").write_text(
+        "from jaxwafer.partition.plan import Visit, routed\n"
+        "from jaxwafer.partition.problem import Proposal\n"
+        "def propose(problem):\n"
+        "    way = ((0, (0, 1)), (1, (2,)), (0, (3, 4)))\n"
+        "    return [Proposal(partition=routed(tuple(Visit(w, n) for w, n in way), 2))]\n"
+    )
+    _, found = plan(jaxwafer, *PLAN, "--strategy", "back.py")
+    assert found["plan"]["changes"] == 3
+    status, _, err = jaxwafer("decode", "m", "--partition", "plan.json", "--dtype", "f32", "--kv-cache", "f32",
+                              "--prompt", "t5 t17 t3", "--max-new-tokens", "5", "--json", "r.json")  # fmt: skip
+    assert (status, err) == (0, "")
+    report = json.loads(Path("r.json").read_text())
+    assert report["outputs"][0]["tokens"] == greedy(checkpoint(), [5, 17, 3], 5)
+    assert report["mesh"] == {"wafers": 2, "cores": 1, "device": "cpu"}
+    # The engine allocates the bytes that the plan said.
+    assert report["memory"]["weights_allocated_bytes_per_wafer"] == found["plan"]["engine"]["weights"]
 
 
 def test_rows_are_printed_with_their_errors(jaxwafer, tmp_path):
