@@ -1,20 +1,24 @@
 """The planner from Python: a model and a device in, plans out. `jaxwafer plan` prints what this returns."""
 
+import datetime
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import msgspec
 
 from jaxwafer.checkpoint.load import formats_for, planned_formats
 from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config, open_quantization
 from jaxwafer.errors import UserError
 from jaxwafer.hardware import Constants, Description, Hardware, read_hardware
+from jaxwafer.mesh import MeshShape, device_memory, make_mesh
 from jaxwafer.model import spec_from_config
 from jaxwafer.partition.evaluate import Plan, evaluate
 from jaxwafer.partition.needs import Model, model_needs
 from jaxwafer.partition.problem import Problem
 from jaxwafer.partition.strategies import NAMES, strategy
 from jaxwafer.partition.target import fewest
+from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, tick_latency
 
 DEFAULT_CONTEXT = 8192
 THIS_MACHINE = "this-machine"
@@ -114,13 +118,6 @@ def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
 
 def measured() -> Description:
     """This machine's first device, with its rates measured now (`roofline.ceiling`)."""
-    import datetime
-
-    import jax.numpy as jnp
-
-    from jaxwafer.mesh import MeshShape, device_memory, make_mesh
-    from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, tick_latency
-
     one = make_mesh(MeshShape(1, 1))
     kind = one.devices.flat[0].device_kind
     today = datetime.date.today().isoformat()

@@ -49,15 +49,18 @@ class Arguments:
 
 
 def done(path: Path) -> set[tuple[str, ...]]:
-    """Keys of the rows that a table has; a last line that was cut off is taken away."""
+    """Keys of the rows that a table has. Where its last line was cut off, the rows before it with one key go too: there
+    may be more of that key."""
     if not path.exists() or not path.stat().st_size:
         return set()
     lines = path.read_text().splitlines(keepends=True)
     if lines[0].strip().split(",") != [*KEYS, *VALUES]:
         raise UserError(f"{path} is no table of this study: give another --csv")
     if not lines[-1].endswith("\n"):
-        path.write_text("".join(lines[:-1]))
-        lines = lines[:-1]
+        lines, last = lines[:-1], lines[-2]
+        while len(lines) > 1 and lines[-1].split(",")[: len(KEYS)] == last.split(",")[: len(KEYS)]:
+            lines.pop()
+        path.write_text("".join(lines))
     return {tuple(row[k] for k in KEYS) for row in csv.DictReader(lines)}
 
 

@@ -11,7 +11,7 @@ import jaxwafer
 from jaxwafer import planner
 from jaxwafer.cache.kv import CacheShape, KVFormat
 from jaxwafer.errors import UserError
-from jaxwafer.hardware import read_hardware
+from jaxwafer.hardware import figures, read_hardware
 from jaxwafer.partition.evaluate import evaluate
 from jaxwafer.partition.needs import Layer, Model
 from jaxwafer.partition.placement import place
@@ -186,3 +186,15 @@ def test_targets_that_cannot_be(k3):
         planner.solve(problem, "minmax", 100)
     with pytest.raises(UserError, match="must be a positive number, not -1"):
         planner.plan("qwen3-8b", "h200", target_tokens_per_second=-1)
+
+
+def test_this_machine_is_measured(monkeypatch):
+    monkeypatch.setattr(planner, "read_ceiling", lambda mesh: 2e10)
+    monkeypatch.setattr(planner, "compute_ceiling", lambda mesh, dtype: 5e10)
+    monkeypatch.setattr(planner, "tick_latency", lambda mesh, **_: 3e-6)
+    plan = planner.plan("smollm2-135m", strategy="minmax", weights="native").best
+    device = plan.problem.device
+    assert (device.hardware.memory_bytes_per_s, device.hardware.hop_s) == (2e10, 3e-6)
+    assert plan.speed.bandwidth_roof == pytest.approx(1 / needed_bandwidth(plan.problem, 1 / 2e10))
+    assert set(figures(device.hardware)) == set(device.sources)
+    assert all(s.startswith("measured on cpu on 20") for s in device.sources.values())

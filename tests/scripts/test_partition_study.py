@@ -53,7 +53,7 @@ def test_a_study_that_was_stopped_goes_on(script, tmp_path):
     whole = asked.csv.read_text()
     assert script.study(asked) == 0 and asked.csv.read_text() == whole
     asked.csv.write_text(whole[: whole.rindex("qwen3") + 20])
-    assert script.study(asked) == 1 and asked.csv.read_text() == whole
+    assert script.study(asked) == 2 and asked.csv.read_text() == whole
 
 
 def test_another_table_is_not_written_to(script, tmp_path):

@@ -24,8 +24,6 @@ def propose(problem: Problem) -> list[Proposal]:
             refused = error
             continue
         found.append(Proposal(partition=partition, cores=cores, note=f"{cores} devices a wafer"))
-        if partition.wafers == 1 and not devices:
-            break
     if not found:
         raise refused or UserError(f"{devices} devices divide into no width of {problem.device.hardware.name}")
     return found
