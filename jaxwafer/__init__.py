@@ -21,10 +21,8 @@ __all__ = ["Engine", "Event", "Options", "Request", "Sampling", "UserError", "lo
 
 # Imported when first asked for: JAX takes seconds, in which the command line must hear Ctrl-C.
 _HOMES = dict.fromkeys(("Engine", "Event", "load"), "jaxwafer.engine")
-_HOMES |= {"Options": "jaxwafer.options"}
+_HOMES |= {"Options": "jaxwafer.options", "plan": "jaxwafer.planner"}
 _HOMES |= dict.fromkeys(("Request", "Sampling"), "jaxwafer.pipeline.queue")
-
-_HOMES["plan"] = "jaxwafer.planner"
 
 
 def __getattr__(name: str):

@@ -7,8 +7,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import msgspec
 
-from jaxwafer.checkpoint.load import formats_for, planned_formats
-from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config, open_quantization
+from jaxwafer.checkpoint.open import open_config, open_formats
 from jaxwafer.errors import UserError
 from jaxwafer.hardware import Constants, Description, Hardware, read_hardware
 from jaxwafer.mesh import MeshShape, device_memory, make_mesh
@@ -55,11 +54,7 @@ def plan(model: str | Path, hardware: str = THIS_MACHINE, *, strategy: str = "al
 def open_model(model: str | Path, *, weights: str = "native", kv_cache: str = "bf16") -> Model:
     """The planner's view of a model, by its checkpoint where there is one, otherwise by its config alone."""
     spec = spec_from_config(open_config(model))
-    if has_weights(model):
-        formats = formats_for(open_checkpoint(model), weights)
-    else:
-        formats = planned_formats(open_quantization(model), spec.native, weights)
-    return model_needs(str(model), spec, formats, kv_cache=kv_cache)
+    return model_needs(str(model), spec, open_formats(model, spec.native, weights), kv_cache=kv_cache)
 
 
 def solve(problem: Problem, strategies: str = "all", target: float | None = None) -> Result:

@@ -19,8 +19,9 @@ from jaxwafer.checkpoint.cards import card
 from jaxwafer.checkpoint.hub import read_config
 from jaxwafer.checkpoint.random import RandomCheckpoint
 from jaxwafer.cli.run import use_compilation_cache
-from jaxwafer.engine import Engine, Options
+from jaxwafer.engine import Engine
 from jaxwafer.hardware import read_hardware
+from jaxwafer.options import Options
 from jaxwafer.partition.plan import Partition
 from jaxwafer.partition.problem import Problem
 from jaxwafer.partition.simulate import tick_trace

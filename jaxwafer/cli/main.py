@@ -89,7 +89,6 @@ def _import_commands() -> dict[str, type]:
 
     return {
         "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "calibrate": Calibrate,
-        "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "calibrate": Calibrate,
         "devices": Devices, "score": Score, "compile": Compile,
     }  # fmt: skip
 

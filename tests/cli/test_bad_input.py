@@ -23,8 +23,8 @@ RUN = ("decode", "m", *PROMPT)
 @pytest.mark.parametrize(
     "argv, message",
     [
-        ([], "no command given; choose one of decode, fetch, inspect, plan, calibrate, devices, score (see: "
-         "jaxwafer --help)"),
+        ([], "no command given; choose one of decode, fetch, inspect, plan, calibrate, devices, score, "
+         "compile (see: jaxwafer --help)"),
         (["decod", "m"], "there is no command 'decod'; choose one of decode, "),
         (["--mesh", "1x1"], "there is no command '--mesh'; choose one of decode, "),
         (["decode"], "decode needs MODEL (see: jaxwafer decode --help)"),
