@@ -14,13 +14,14 @@ if typing.TYPE_CHECKING:
     from jaxwafer.engine import Engine, Event, load
     from jaxwafer.options import Options
     from jaxwafer.pipeline.queue import Request, Sampling
+    from jaxwafer.planner import plan
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Event", "Options", "Request", "Sampling", "UserError", "load"]
+__all__ = ["Engine", "Event", "Options", "Request", "Sampling", "UserError", "load", "plan"]
 
 # Imported when first asked for: JAX takes seconds, in which the command line must hear Ctrl-C.
 _HOMES = dict.fromkeys(("Engine", "Event", "load"), "jaxwafer.engine")
-_HOMES |= {"Options": "jaxwafer.options"}
+_HOMES |= {"Options": "jaxwafer.options", "plan": "jaxwafer.planner"}
 _HOMES |= dict.fromkeys(("Request", "Sampling"), "jaxwafer.pipeline.queue")
 
 

@@ -153,11 +153,14 @@ class Engine:
             raise UserError(f"{name} has token ids outside 0 to {self.spec.vocab - 1}")
         return np.array(tokens, np.int32)
 
-    def step(self) -> list[Event]:
-        """Admit and prefill what fits, then decode one burst. Returns what came of it, in order."""
+    def step(self, rounds: int | None = None) -> list[Event]:
+        """Admit and prefill what fits, then decode one burst, or at most `rounds` rounds of ticks if that is less.
+
+        Returns what came of it, in order.
+        """
         events = self._prefill(self.queue.admit())
         if self.queue.running:
-            events += self._decode()
+            events += self._decode(self.programs.sizes.burst if rounds is None else rounds)
         return events
 
     def score(self, tokens: Sequence[int]) -> np.ndarray:
@@ -209,7 +212,7 @@ class Engine:
         self._changed = True
         return events
 
-    def _decode(self) -> list[Event]:
+    def _decode(self, rounds: int) -> list[Event]:
         sizes, programs = self.programs.sizes, self.programs
         program = programs.decode(filters=self.queue.filters)
         fresh = self.queue.take_fresh()
@@ -219,7 +222,7 @@ class Engine:
             self._changed = False
         else:
             self._slots = self._slots.replace(fresh=programs.put(fresh))
-        first, number = programs.put((np.int32(self._round), np.int32(sizes.burst)))
+        first, number = programs.put((np.int32(self._round), np.int32(min(rounds, sizes.burst))))
         begin = time.perf_counter()
         self._cache, self._requests, self._flight, out, done, tally = program(
             self.weights, programs.tables, self._cache, self._requests, self._slots, self._flight, first, number

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxwafer.data_dir import data_folder
 from jaxwafer.errors import UserError
 
-MESHES = Path(__file__).parent.parent / "meshes"
 # Virtual CPU devices are threads; more than this only measures the scheduler.
 MAX_VIRTUAL = 256
 
@@ -39,10 +39,12 @@ def parse_mesh(text: str) -> MeshShape:
     if match := re.fullmatch(r"(-?[0-9]{1,9})x(-?[0-9]{1,9})", text.strip()):
         wafers, cores = map(int, match.groups())
         return _checked(wafers, cores, None, f"--mesh {text}")
-    for path in (Path(text), MESHES / f"{text}.toml"):
+    meshes = data_folder("meshes")
+    for path in (Path(text), meshes / f"{text}.toml"):
         if path.suffix == ".toml" and path.is_file():
             return _read(path)
-    known = ", ".join(sorted(p.stem for p in MESHES.glob("*.toml")))
+    # The folder's other files describe hardware.
+    known = ", ".join(sorted(p.stem for p in meshes.glob("*.toml") if "mesh" in tomllib.loads(p.read_text())))
     raise UserError(f"--mesh {text!r} is neither WxC (wafers x cores, such as 4x2), a TOML file nor one of: {known}")
 
 

@@ -20,7 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Whole models compiled in many variants: left out of the short run on the second Python.
 SLOW = ("tests/parity/", "tests/laws/test_k3", "tests/laws/test_latent", "tests/laws/test_moe",
-        "tests/laws/test_gpt_oss", "tests/laws/test_state", "tests/checkpoint/test_packed_decode")  # fmt: skip
+        "tests/laws/test_gpt_oss", "tests/laws/test_state", "tests/checkpoint/test_packed_decode",
+        "tests/scripts/test_wafers59")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxwafer import mesh
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import MeshShape, make_mesh, parse_mesh
 
@@ -38,8 +37,15 @@ def test_a_toml_file_gives_sizes_and_platform(tmp_path):
 
 def test_a_mesh_of_the_repository_goes_by_its_name():
     assert parse_mesh("cpu-4x2") == MeshShape(4, 2, "cpu")
-    for path in mesh.MESHES.glob("*.toml"):
-        assert parse_mesh(path.stem).devices > 1
+    for name in ("cpu-4x2", "cpu-5x3"):
+        assert parse_mesh(name).devices > 1
+
+
+def test_a_name_that_is_no_mesh_lists_those_there_are():
+    with pytest.raises(UserError, match="one of: cpu-4x2, cpu-5x3$"):
+        parse_mesh("wse-4")
+    with pytest.raises(UserError, match=r"has no \[mesh\] table"):
+        parse_mesh("wse-3")
 
 
 @pytest.mark.parametrize(

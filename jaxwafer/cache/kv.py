@@ -1,36 +1,32 @@
 """What the caches of a placed model occupy, and their allocation: KV blocks, and each request's recurrent state."""
 
-import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxwafer.errors import UserError
 from jaxwafer.model.declare import Field, StateField, TokenField
 from jaxwafer.ops.bits import stored_as
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.state import State
 from jaxwafer.partition.placement import Placement, Stack
-
-KV_FORMATS = {"fp8": jnp.float8_e4m3fn, "bf16": jnp.bfloat16, "f32": jnp.float32}
+from jaxwafer.quant.fields import KV_DTYPES, check_kv_format, row_bytes, state_bytes, stored_size, token_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVFormat:
-    """name: a key of `KV_FORMATS`."""
+    """name: a key of `quant.fields.KV_DTYPES`."""
 
     name: str
 
     def __post_init__(self):
-        if self.name not in KV_FORMATS:
-            raise UserError(f"unknown KV cache format {self.name!r}; choose one of {', '.join(KV_FORMATS)}")
+        check_kv_format(self.name)
 
     @property
     def dtype(self):
         """In which it is stored."""
-        return stored_as(KV_FORMATS[self.name])
+        return stored_as(KV_DTYPES[self.name])
 
     @property
     def scaled(self) -> bool:
@@ -38,7 +34,7 @@ class KVFormat:
 
     def row_bytes(self, head_dim: int) -> int:
         """Bytes of one head of one token, its scale included."""
-        return head_dim * self.dtype.itemsize + self.scaled
+        return row_bytes(self.name, head_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +55,15 @@ class CacheShape:
     def heads(self, field: TokenField) -> tuple[int, int]:
         """Stored heads over all cores, and the head dimension."""
         axis = field.axis
-        return len(axis.placed(axis.shards(self.placement.wafers, self.placement.cores))) // axis.unit, axis.unit
+        return stored_size(axis, self.placement.wafers, self.placement.cores) // axis.unit, axis.unit
 
     def token_bytes(self, stack: Stack) -> int:
         """Bytes a token takes in one layer of a stack, over all cores."""
-        fields = [f for f in stack.kind.cache() if isinstance(f, TokenField)]
-        return sum(heads * self.format.row_bytes(dim) for heads, dim in map(self.heads, fields))
+        return token_bytes(stack.kind.cache(), self.format.name, self.placement.wafers, self.placement.cores)
 
     def state_bytes(self, stack: Stack) -> int:
         """Bytes of state a request takes in one layer of a stack, over all cores."""
-        fields = [f for f in stack.kind.cache() if isinstance(f, StateField)]
-        return sum(math.prod(self._state_shape(f)) * self._state_dtype(f).itemsize for f in fields)
+        return state_bytes(stack.kind.cache(), self.dtype.itemsize, self.placement.wafers, self.placement.cores)
 
     def wafer_token_bytes(self, wafer: int) -> int:
         """Bytes a token takes on a wafer's own layers."""
@@ -94,8 +88,7 @@ class CacheShape:
         return stored_as(self.dtype if field.inputs else jnp.float32)
 
     def _state_shape(self, field: StateField) -> tuple[int, ...]:
-        place = self.placement
-        return tuple(len(axis.placed(axis.shards(place.wafers, place.cores))) for axis in field.axes)
+        return tuple(stored_size(axis, self.placement.wafers, self.placement.cores) for axis in field.axes)
 
     def abstract(self) -> tuple[dict[str, Pages | State], ...]:
         """For each mixer stack its fields' shapes, global: [wafers · depth, blocks, block, heads, dim] for tokens,

@@ -1,12 +1,11 @@
 """Model cards: what `checkpoints/` knows of a model by name, before any weights are on this machine."""
 
-import sysconfig
 from pathlib import Path
 
 import msgspec
 
-import jaxwafer
 from jaxwafer.cache_dir import cache_folder
+from jaxwafer.data_dir import data_folder
 from jaxwafer.errors import UserError
 
 HUB_CONFIG = "config.json"
@@ -59,12 +58,7 @@ class Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def cards_folder() -> Path:
-    """`checkpoints/` beside the package in a clone, or under share/jaxwafer of an installation."""
-    installed = Path(sysconfig.get_path("data")) / "share" / "jaxwafer" / "checkpoints"
-    for folder in (Path(jaxwafer.__file__).parents[1] / "checkpoints", installed):
-        if folder.is_dir():
-            return folder
-    raise UserError(f"there are no model cards in {installed}; install jaxwafer from a clone (pip install -e .)")
+    return data_folder("checkpoints")
 
 
 def models_folder() -> Path:

@@ -26,6 +26,7 @@ from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import parse_mesh
 from jaxwafer.model import spec_from_config
+from jaxwafer.partition.file import read_partition
 from jaxwafer.pipeline.queue import Request, Sampling
 from jaxwafer.roofline.report import Run
 from jaxwafer.roofline.table import roofline_table
@@ -64,6 +65,8 @@ class Decode(ModelFlags):
     """end a text where this would appear; may be given several times"""
     ignore_eos: bool = False
     """go on past end-of-sequence tokens"""
+    partition: Path | None = None
+    """run the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
     json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
     """write the report to this file"""
     trace: Path | None = None
@@ -72,7 +75,12 @@ class Decode(ModelFlags):
     def run(self) -> None:
         prompts = self._prompts()
         options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
-        shape = parse_mesh(self.mesh)
+        partition = None
+        if self.partition:
+            partition, cores = read_partition(self.partition)
+            if self.mesh is None:
+                options = replace(options, mesh=f"{partition.wafers}x{cores}")
+        shape = parse_mesh(options.mesh)
         check_writable(self.json)
         if self.trace:
             make_folder("--trace", self.trace)
@@ -83,7 +91,7 @@ class Decode(ModelFlags):
             options = replace(options, max_context=context_for(longest, positions))
         if self.micro_batches is None:
             options = replace(options, micro_batches=min(shape.wafers, -(-len(prompts) // self.micro_batch)))
-        engine = load(checkpoint, options)
+        engine = load(checkpoint, options, partition)
         trace = jax.profiler.trace(str(self.trace)) if self.trace else contextlib.nullcontext()
         with Run(engine, self.model) as measured, trace:
             requests = [engine.submit(text, sampling, chat=not self.raw) for text, sampling in prompts]

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import tyro
 from rich.table import Table
 
-from jaxwafer.cache.kv import KV_FORMATS, CacheShape, KVFormat
+from jaxwafer.cache.kv import CacheShape, KVFormat
 from jaxwafer.checkpoint.open import has_weights, open_config, open_formats
 from jaxwafer.cli.run import print_table
 from jaxwafer.model import spec_from_config
 from jaxwafer.model.rope import Rope
 from jaxwafer.partition.placement import place
 from jaxwafer.partition.plan import uniform
+from jaxwafer.quant.fields import KV_DTYPES
 from jaxwafer.roofline.table import amount
 
 
@@ -57,7 +58,7 @@ class Inspect:
             "weights", amount(placement.weight_bytes(0), "B"), f"{placement.weight_bytes(0):,} bytes, {source}"
         )
         table.add_section()
-        for name in KV_FORMATS:
+        for name in KV_DTYPES:
             cache = CacheShape(placement=placement, format=KVFormat(name=name), block=1, blocks=1)
             table.add_row(
                 f"KV a token, {name}", amount(cache.wafer_token_bytes(0), "B"), f"{cache.wafer_token_bytes(0):,} bytes"

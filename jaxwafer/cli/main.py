@@ -78,15 +78,19 @@ def load_commands() -> dict[str, type]:
 
 
 def _import_commands() -> dict[str, type]:
+    from jaxwafer.cli.calibrate import Calibrate
     from jaxwafer.cli.compile import Compile
     from jaxwafer.cli.decode import Decode
     from jaxwafer.cli.devices import Devices
     from jaxwafer.cli.fetch import Fetch
     from jaxwafer.cli.inspect import Inspect
+    from jaxwafer.cli.plan import Plan
     from jaxwafer.cli.score import Score
 
-    return {"decode": Decode, "fetch": Fetch, "inspect": Inspect, "devices": Devices, "score": Score,
-            "compile": Compile}  # fmt: skip
+    return {
+        "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "calibrate": Calibrate,
+        "devices": Devices, "score": Score, "compile": Compile,
+    }  # fmt: skip
 
 
 def parse(argv: list[str]):

@@ -17,6 +17,7 @@ from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.options import Options
+from jaxwafer.partition.plan import Partition
 
 # Names and texts are printed as they are: "[" and ":" mean nothing in them.
 PLAIN = {"markup": False, "emoji": False, "highlight": False}
@@ -25,14 +26,15 @@ NOTES = Console(stderr=True, **PLAIN)
 
 # Without this the help and every message offer the word None as a value.
 OptionalInt = Annotated[int | None, tyro.conf.arg(constructor=int, metavar="INT")]
+OptionalText = Annotated[str | None, tyro.conf.arg(constructor=str, metavar="TEXT")]
 
 
 @dataclass(kw_only=True)
 class ModelFlags:
     """Flags of every command that runs a model."""
 
-    mesh: str = "1x1"
-    """wafers x cores, such as 4x2, or a TOML file or name from meshes/"""
+    mesh: OptionalText = None
+    """wafers x cores, such as 4x2, or a TOML file or name from meshes/ (default: 1x1)"""
     weights: str = "native"
     """native (as stored), mixed (MLP int4, attention fp8, embedding and head int8), int4, fp8, int8, bf16 or f32"""
     kv_cache: str = "bf16"
@@ -48,12 +50,12 @@ class ModelFlags:
         """What these flags ask of an engine, checked. sizes: further fields of `Options`."""
         context = {} if self.max_context is None else {"max_context": self.max_context}
         return Options(
-            mesh=self.mesh, weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype,
+            mesh=self.mesh or "1x1", weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype,
             prefill_chunk=self.prefill_chunk, **(context | sizes),
         )  # fmt: skip
 
 
-def load(checkpoint: Checkpoint, options: Options) -> Engine:
+def load(checkpoint: Checkpoint, options: Options, partition: Partition | None = None) -> Engine:
     """An engine, with a progress bar while weights load."""
     use_compilation_cache()
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
@@ -61,7 +63,7 @@ def load(checkpoint: Checkpoint, options: Options) -> Engine:
         with progress_bar(*columns) as bar:
             task = bar.add_task("compile", total=None)
             return Engine(
-                checkpoint, options,
+                checkpoint, options, partition=partition,
                 progress=lambda done, total: bar.update(task, description="load", completed=done, total=total),
             )  # fmt: skip
     except jax.errors.JaxRuntimeError as error:
@@ -77,15 +79,15 @@ def print_table(table: Table) -> None:
     Console(**PLAIN).print(table)
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, flag: str = "--json") -> None:
     """Refuse a file that could not be written later, before any work goes into what it should hold."""
     if path is None:
         return
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise UserError(f"--json {path}: there is no folder {folder}")
+        raise UserError(f"{flag} {path}: there is no folder {folder}")
     if path.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(f"--json {path} cannot be written: give a file in a folder that is yours")
+        raise UserError(f"{flag} {path} cannot be written: give a file in a folder that is yours")
 
 
 def make_folder(flag: str, path: Path) -> None:
@@ -97,16 +99,19 @@ def make_folder(flag: str, path: Path) -> None:
 
 
 def write_json(path: Path, report: dict) -> None:
-    """Write the report beside its place and move it there whole; a pipe or a device is written to as it is."""
-    text = json.dumps(report, indent=1) + "\n"
+    write_file(path, (json.dumps(report, indent=1) + "\n").encode())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write beside the place of a file and move it there whole; a pipe or a device is written to as it is."""
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text)
+            path.write_bytes(data)
             return
         path = path.resolve()
         partial = path.with_name(path.name + ".partial")
         try:
-            partial.write_text(text)
+            partial.write_bytes(data)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

@@ -75,3 +75,18 @@ def uniform(count: int, wafers: int) -> Partition:
         layers.append(tuple(range(first, first + size)))
         first += size
     return Partition(tuple(layers))
+
+
+def spans(layers: tuple[int, ...]) -> str:
+    """Layer numbers as runs, such as "0-3,7".
+
+    >>> spans((0, 1, 2, 3, 7)), spans(())
+    ('0-3,7', 'none')
+    """
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"

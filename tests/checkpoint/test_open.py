@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxwafer import data_dir
 from jaxwafer.checkpoint import cards
 from jaxwafer.checkpoint.gguf import GGUFCheckpoint
 from jaxwafer.checkpoint.hub import HubCheckpoint
@@ -129,9 +130,9 @@ def test_where_models_are_kept(monkeypatch, tmp_path):
 
 
 def test_an_installation_without_cards_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(cards.jaxwafer, "__file__", str(tmp_path / "lib" / "jaxwafer" / "__init__.py"))
-    monkeypatch.setattr(cards.sysconfig, "get_path", lambda name: str(tmp_path / "prefix"))
-    with pytest.raises(UserError, match="no model cards"):
+    monkeypatch.setattr(data_dir.jaxwafer, "__file__", str(tmp_path / "lib" / "jaxwafer" / "__init__.py"))
+    monkeypatch.setattr(data_dir.sysconfig, "get_path", lambda name: str(tmp_path / "prefix"))
+    with pytest.raises(UserError, match="share/jaxwafer/checkpoints; install jaxwafer"):
         cards.card_names()
     installed = tmp_path / "prefix" / "share" / "jaxwafer" / "checkpoints"
     installed.mkdir(parents=True)

@@ -23,7 +23,8 @@ RUN = ("decode", "m", *PROMPT)
 @pytest.mark.parametrize(
     "argv, message",
     [
-        ([], "no command given; choose one of decode, fetch, inspect, devices, score (see: jaxwafer --help)"),
+        ([], "no command given; choose one of decode, fetch, inspect, plan, calibrate, devices, score, "
+         "compile (see: jaxwafer --help)"),
         (["decod", "m"], "there is no command 'decod'; choose one of decode, "),
         (["--mesh", "1x1"], "there is no command '--mesh'; choose one of decode, "),
         (["decode"], "decode needs MODEL (see: jaxwafer decode --help)"),
@@ -272,13 +273,13 @@ def test_gguf_files_of_something_else(write_gguf, refused, monkeypatch, tmp_path
 
 
 def test_a_disk_that_fills_up_leaves_no_report(folder, jaxwafer, monkeypatch):
-    write_text = Path.write_text
+    write_bytes = Path.write_bytes
 
-    def full(self, text, *args, **kwargs):
-        write_text(self, text[:10])
+    def full(self, data):
+        write_bytes(self, data[:10])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     before = sorted(os.listdir())
     status, _, err = jaxwafer(*RUN, "--json", "report.json")
     assert (status, err) == (2, f"jaxwafer: cannot write {Path('report.json').absolute()}: No space left on device\n")

@@ -1,0 +1,98 @@
+"""`jaxwafer plan`: how many wafers, which layer where, how many requests, how fast."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxwafer import planner
+from jaxwafer.cli.plan_tables import breakdown_table, choice_table, outcome_table, sweep_table, wafer_table
+from jaxwafer.cli.run import OptionalInt, check_writable, print_table, write_file, write_json
+from jaxwafer.errors import UserError
+from jaxwafer.partition.file import document
+
+OptionalFloat = Annotated[float | None, tyro.conf.arg(constructor=float, metavar="FLOAT")]
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """Plan a model on hardware: partitions by several strategies, their requests and speeds, from a config alone."""
+
+    model: tyro.conf.Positional[str]
+    """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
+    hardware: str
+    """a name from meshes/ (wse-3t, tpu7x, h200, ...), a TOML file, or this-machine (measured)"""
+    context: OptionalInt = None
+    """tokens that a request holds (default: 8192, or what the model has)"""
+    weights: str = "native"
+    """the weight policy (see decode)"""
+    kv_cache: str = "bf16"
+    """fp8, bf16 or f32"""
+    strategy: str = "all"
+    """all, or with commas of uniform, first-fit, minmax, kv-aware, packed, regions, width and Python files"""
+    wafers: OptionalInt = None
+    """pipeline stages (default: as few as hold it)"""
+    cores: int = 1
+    """devices of a stage, among which its layers are split"""
+    requests: OptionalInt = None
+    """requests that must fit at once"""
+    target_tokens_per_second: OptionalFloat = None
+    """find the fewest devices that decode a request this fast"""
+    micro_batch: int = 1
+    """requests that travel together"""
+    vocabulary: str = "room"
+    """where embedding and head lie: room (where there is room), mesh (on all wafers, as the engine has them) or ends"""
+    most_layers: OptionalInt = None
+    """most layers on a wafer"""
+    change_cost: float = 0.01
+    """what one more change of wafers is worth, in wafers (packed)"""
+    compute: str = "bf16"
+    """the number format of the arithmetic"""
+    accepted: float = 1.0
+    """tokens a step, above 1 with speculation"""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """set a figure of the hardware or a constant, such as hop_s=28e-6 or usd_per_hour=3; may be given several times"""
+    row: OptionalInt = None
+    """the plan of this row of the first table, instead of the best"""
+    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    """write the plan to this file, for decode --partition"""
+    plot: Path | None = None
+    """write pictures to this PNG file"""
+    html: Path | None = None
+    """write a page with tables and pictures to this file; it needs no network"""
+
+    def run(self) -> None:
+        for flag in ("json", "plot", "html"):
+            check_writable(getattr(self, flag), f"--{flag}")
+        result = planner.plan(
+            self.model, self.hardware, strategy=self.strategy, context=self.context, weights=self.weights,
+            kv_cache=self.kv_cache, target_tokens_per_second=self.target_tokens_per_second, figures=self.set,
+            wafers=self.wafers, cores=self.cores, requests=self.requests, micro_batch=self.micro_batch,
+            vocabulary=self.vocabulary, most_layers=self.most_layers, change_cost=self.change_cost,
+            compute=self.compute, accepted=self.accepted,
+        )  # fmt: skip
+        plan = result.best
+        if self.row is not None:
+            if not 1 <= self.row <= len(result.plans):
+                raise UserError(f"--row must be from 1 to {len(result.plans)}, not {self.row}")
+            plan = result.plans[self.row - 1]
+        print_table(choice_table(result, plan))
+        for reason in dict.fromkeys(result.refused.values()):
+            names = ", ".join(n.replace("_", "-") for n, r in result.refused.items() if r == reason)
+            print(f"none by {names}: {reason}")
+        print_table(wafer_table(plan))
+        print_table(breakdown_table(plan))
+        print_table(outcome_table(plan, self.target_tokens_per_second))
+        print_table(sweep_table(plan))
+        if self.json:
+            write_json(self.json, document(plan, result.plans, result.refused))
+        # Drawing takes a second to import.
+        if self.plot:
+            from jaxwafer.picture.sheet import png
+
+            write_file(self.plot, png(plan, result.plans))
+        if self.html:
+            from jaxwafer.picture.page import page
+
+            write_file(self.html, page(result, plan).encode())

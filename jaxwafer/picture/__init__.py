@@ -1,0 +1,1 @@
+"""Pictures of plans: PNG sheets and self-contained HTML pages. Everything here reads `partition`."""
