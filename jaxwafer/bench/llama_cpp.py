@@ -67,5 +67,3 @@ class LlamaCpp:
     def _greedy(self, row: int, vocabulary: int) -> int:
         logits = self._api.llama_get_logits_ith(self._context, row)
         return int(np.ctypeslib.as_array(logits, (vocabulary,)).argmax())
-
-

@@ -27,4 +27,3 @@ def roofline(points: list[Measured], flops_ceiling: float, title: str) -> Figure
     axes.set_ylabel("FLOP/s in decoding")
     axes.set_title(title, fontsize=10)
     return figure
-

@@ -20,6 +20,7 @@ from jaxwafer.cli.run import NOTES, ModelFlags, check_writable, load, print_tabl
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import make_mesh, parse_mesh
+from jaxwafer.options import Options
 from jaxwafer.roofline.ceiling import compute_ceiling
 from jaxwafer.roofline.table import amount
 
@@ -77,9 +78,9 @@ class Bench(ModelFlags):
         print_table(bench_table(self.model, found, others))
         for measured in found:
             if measured.drifted:
-                before, after = measured.ceiling
-                NOTES.print(f"{describe(measured.point)}: the ceiling went from {before / 1e9:.1f} to {after / 1e9:.1f} "
-                            f"GB/s, more than {DRIFT:.0%}: the machine was not the same throughout")  # fmt: skip
+                before, after = (f"{rate / 1e9:.1f}" for rate in measured.ceiling)
+                NOTES.print(f"{describe(measured.point)}: the ceiling went from {before} to {after} GB/s, more than "
+                            f"{DRIFT:.0%}: the machine was not the same throughout")  # fmt: skip
         rows = [as_row(m, other) for m, other in zip(found, others, strict=True)]
         if self.csv:
             write_file(self.csv, as_csv(rows).encode())
@@ -112,9 +113,11 @@ class Bench(ModelFlags):
     def _engine(self, source, point: Point) -> Engine:
         micro_batches = -(-point.requests // point.micro_batch)
         context = self.max_context or point.prompt + point.new
-        sizes = {"mesh": point.mesh, "micro_batch": point.micro_batch, "micro_batches": micro_batches,
-                 "max_context": context, "prefill_chunk": min(self.prefill_chunk, context)}  # fmt: skip
-        return load(source, self.options(**sizes))
+        options = Options(
+            mesh=point.mesh, weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype, max_context=context,
+            prefill_chunk=self.prefill_chunk, micro_batch=point.micro_batch, micro_batches=micro_batches,
+        )  # fmt: skip
+        return load(source, options)
 
 
 def counts(flag: str, text: str, least: int = 1) -> list[int]:

@@ -78,6 +78,7 @@ def load_commands() -> dict[str, type]:
 
 
 def _import_commands() -> dict[str, type]:
+    from jaxwafer.cli.bench import Bench
     from jaxwafer.cli.calibrate import Calibrate
     from jaxwafer.cli.compile import Compile
     from jaxwafer.cli.decode import Decode
@@ -89,7 +90,7 @@ def _import_commands() -> dict[str, type]:
 
     return {
         "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "calibrate": Calibrate,
-        "devices": Devices, "score": Score, "compile": Compile,
+        "devices": Devices, "score": Score, "compile": Compile, "bench": Bench,
     }  # fmt: skip
 
 
