@@ -53,8 +53,9 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
                  progress: Callable[[int], None] = lambda done: None) -> dict:  # fmt: skip
     """The weight tree of a placement on `mesh`, in `formats` (layouts and shardings of the tree's arrays).
 
-    At any time the host holds one float tensor and the stored shards of one weight on one wafer. `progress` is called
-    with the bytes that each weight adds, over all devices.
+    At any time the host holds one float tensor and the stored shards of one weight on one wafer. Only layers of wafers
+    that have a device in this process are read. `progress` is called with the bytes that each weight adds, over all
+    devices of this process.
     """
 
     def load(storage: Storage, stack: Stack | None) -> dict[str, jax.Array]:
@@ -83,18 +84,25 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
 
 
 def _global_pieces(checkpoint, placement, mesh, storage, stack):
-    """(part, device, shard) of a weight outside the layers."""
-    tensor = stored_tensor(checkpoint, storage, None)
-    for name in storage.names:
-        part = getattr(storage, name)
-        indices = NamedSharding(mesh, tree.part_spec(None, part)).devices_indices_map(part.shape)
-        for device, index in indices.items():
-            yield name, device, np.ascontiguousarray(getattr(tensor, name)[index])
+    """(part, device, shard) of a weight outside the layers, made for each device of this process from its own rows."""
+    weight, name = storage.weight, hub_name(storage.weight, None)
+    tensor = _read(checkpoint, weight, name)
+    sharding = NamedSharding(mesh, tree.part_spec(None, storage.values))
+    for device, index in sharding.addressable_devices_indices_map(storage.values.shape).items():
+        rows = (i[own] for i, own in zip(storage.index[:1], index, strict=False))
+        piece = _placed(tensor, storage, (*rows, *storage.index[1:]))
+        for part in storage.names:
+            yield part, device, np.ascontiguousarray(getattr(piece, part))
 
 
 def _stack_pieces(checkpoint, placement, mesh, storage, stack):
-    """(part, device, shard) of a layer weight, a wafer at a time; positions a wafer does not use are zero."""
+    """(part, device, shard) of a layer weight, one wafer of this process at a time; positions that a wafer does not use
+    are zero."""
+    local = set(mesh.local_devices)
     for wafer, devices in enumerate(mesh.devices):
+        own = [device for device in devices if device in local]
+        if not own:
+            continue
         host = {
             n: np.zeros((1, stack.depth, *getattr(storage, n).shape), getattr(storage, n).dtype) for n in storage.names
         }
@@ -106,12 +114,12 @@ def _stack_pieces(checkpoint, placement, mesh, storage, stack):
             part = getattr(storage, name)
             shape = tree.part_shape(placement, stack, part)
             indices = NamedSharding(mesh, tree.part_spec(stack, part)).devices_indices_map(shape)
-            for device in devices:
+            for device in own:
                 yield name, device, np.ascontiguousarray(host[name][(slice(None), *indices[device][1:])])
 
 
-def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -> QuantizedArray:
-    """One weight in its storage format, padded and with heads in their places; NumPy leaves."""
+def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int) -> QuantizedArray:
+    """One weight of a layer in its storage format, padded and with heads in their places; NumPy leaves."""
     weight = storage.weight
     name = hub_name(weight, layer)
     if not weight.per_expert:

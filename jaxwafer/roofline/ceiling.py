@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxwafer.distributed import from_leader
+
 # Bytes read in all: several times a CPU's last-level cache; a GPU's or TPU's is smaller.
 READ_BYTES = 256 << 20
 TARGET_SECONDS = 0.08
@@ -62,7 +64,7 @@ def tick_latency(mesh: Mesh, *, sums: int, shape: tuple[int, ...], repetitions: 
         return jax.lax.fori_loop(0, times, tick, x)
 
     program = _mapped(mesh, run, (PartitionSpec(), PartitionSpec()), out=PartitionSpec())
-    x = jax.device_put(np.zeros(shape, np.float32), NamedSharding(mesh, PartitionSpec()))
+    x = jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=NamedSharding(mesh, PartitionSpec()))()
     return _seconds(partial(program, x), repetitions)
 
 
@@ -75,9 +77,10 @@ def _seconds(program: Callable, repetitions: int) -> float:
 
     def run(times: int) -> float:
         begin = time.perf_counter()
-        jax.block_until_ready(program(jnp.int32(times)))
+        jax.block_until_ready(program(np.int32(times)))
         return time.perf_counter() - begin
 
     run(1)
-    times = max(1, min(10_000, round(TARGET_SECONDS / max(run(1), 1e-6))))
+    # Processes whose clocks differ would else make a different number of turns, and wait for each other in the last.
+    times = int(from_leader(max(1, min(10_000, round(TARGET_SECONDS / max(run(1), 1e-6))))))
     return min(run(times) for _ in range(repetitions)) / times
