@@ -1,4 +1,4 @@
-"""Runs of two and four processes on this machine, against the textbook's tokens; and runs whose processes go missing."""
+"""Runs of two and four processes on this machine against the textbook's tokens, and runs with processes missing."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """Stream a checkpoint onto its devices, tensor by tensor, each shard straight to where it stays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -35,14 +35,15 @@ def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
 def planned_formats(quantization: Quantization | None, native: str, policy: str) -> Formats:
     """The same by the config alone. native: `ModelSpec.native`.
 
-    Projections are linear modules to the config. Embedding and head are none to those who write such files, and K3's
-    latent projections are not quantised although its config does not say so.
+    Projections are linear modules to the config. Embedding and head are none to most who write such files, unless they
+    name them, and K3's latent projections are not quantised although its config does not say so.
     """
 
     def formats(name: str, weight: Weight) -> Format:
         stored = FORMATS[native]
-        if quantization is not None and weight.role in ("attention", "mlp"):
-            scheme = quantization.planned(name.replace("{expert}", "0").removesuffix(".weight"))
+        if quantization is not None and weight.matrix:
+            find = quantization.planned if weight.role in ("attention", "mlp") else quantization.named
+            scheme = find(name.replace("{expert}", "0").removesuffix(".weight"))
             stored = scheme.format(stored.dtype) if scheme else stored
         return choose(policy, weight.role, stored)
 
@@ -86,7 +87,7 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
 def _global_pieces(checkpoint, placement, mesh, storage, stack):
     """(part, device, shard) of a weight outside the layers, made for each device of this process from its own rows."""
     weight, name = storage.weight, hub_name(storage.weight, None)
-    tensor = _read(checkpoint, weight, name)
+    tensor = read_matrix(checkpoint, weight, name)
     sharding = NamedSharding(mesh, tree.part_spec(None, storage.values))
     for device, index in sharding.addressable_devices_indices_map(storage.values.shape).items():
         rows = (i[own] for i, own in zip(storage.index[:1], index, strict=False))
@@ -123,7 +124,7 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int) -> Quant
     weight = storage.weight
     name = hub_name(weight, layer)
     if not weight.per_expert:
-        return _placed(_read(checkpoint, weight, name), storage, storage.index)
+        return _placed(read_matrix(checkpoint, weight, name), storage, storage.index)
     experts, *index = storage.index
     stored = checkpoint.stored(name.format(expert=0))
     parts: dict[str, np.ndarray] = {}
@@ -134,7 +135,7 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int) -> Quant
         if checkpoint.stored(own) != stored:
             other = f"{checkpoint.stored(own).name}, but that of expert 0 {stored.name}"
             raise UserError(f"{checkpoint.path}: {own} is stored as {other}; experts of a layer must be alike")
-        tensor = _placed(_read(checkpoint, weight, own), storage, tuple(index))
+        tensor = _placed(read_matrix(checkpoint, weight, own), storage, tuple(index))
         for part in storage.names:
             one = getattr(tensor, part)
             parts.setdefault(part, np.zeros((len(experts), *one.shape), one.dtype))[position] = one
@@ -162,7 +163,7 @@ def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
         raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
 
 
-def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
+def read_matrix(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
     """A tensor of the hub with all its declared axes; the shape of an expert's is checked only here."""
     _check_shape(checkpoint, weight, name)
     tensor = checkpoint.read(name)
@@ -190,6 +191,8 @@ def _placed(tensor: QuantizedArray, storage: Storage, index: tuple[np.ndarray, .
         parts = {n: _gather(a, i, axis) for n, a in parts.items()}
     taken = convert(tensor.replace(**parts), form, inputs)
     parts = {n: np.asarray(getattr(taken, n)) for n in storage.names}
+    # Rows of padding are zero bytes, whether they were converted or come so from `_gather`.
+    parts = {n: _blank(a, outputs) for n, a in parts.items()} if taken.format != tensor.format else parts
     if form.group is None:
         parts["values"] = _gather(parts["values"], along, -1)
     else:
@@ -208,6 +211,14 @@ def _gather(array: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
     # A zero of the dtype: e8m0 has none, and makes NaN of 0 but 2⁻¹²⁷ of a byte of zeros.
     taken[(slice(None),) * (axis % array.ndim) + (index < 0,)] = np.zeros((), array.dtype)
     return taken
+
+
+def _blank(array: np.ndarray, index: Sequence[np.ndarray]) -> np.ndarray:
+    """The array with zeros where the index of one of its first axes is −1."""
+    for axis, i in enumerate(index):
+        if np.any(i < 0):
+            array[(slice(None),) * axis + (i < 0,)] = np.zeros((), array.dtype)
+    return array
 
 
 def _gather_groups(array: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:

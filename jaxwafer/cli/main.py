@@ -83,6 +83,7 @@ def _import_commands() -> dict[str, type]:
     from jaxwafer.cli.bench import Bench
     from jaxwafer.cli.calibrate import Calibrate
     from jaxwafer.cli.compile import Compile
+    from jaxwafer.cli.convert import Convert
     from jaxwafer.cli.decode import Decode
     from jaxwafer.cli.devices import Devices
     from jaxwafer.cli.fetch import Fetch
@@ -93,6 +94,7 @@ def _import_commands() -> dict[str, type]:
     return {
         "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "calibrate": Calibrate,
         "devices": Devices, "score": Score, "compile": Compile, "bench": Bench,
+        "convert": Convert,
     }  # fmt: skip
 
 

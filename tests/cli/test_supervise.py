@@ -19,7 +19,8 @@ The tasks have crashed. Check the task logs for an earlier error
 
 def child(work: str) -> tuple[int, str, str]:
     """Status, stdout and stderr of a supervised function with the body `work`."""
-    code = f"import os, sys\nfrom jaxwafer.cli.supervise import supervised\ndef work():\n {work}\nsys.exit(supervised(work))"
+    begin = "import os, sys\nfrom jaxwafer.cli.supervise import supervised"
+    code = f"{begin}\ndef work():\n {work}\nsys.exit(supervised(work))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
