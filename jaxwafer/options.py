@@ -26,7 +26,7 @@ class Options:
     micro_batch: requests that travel together. micro_batches: in flight (default: one a wafer). max_context: most
     tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the cache (default: enough for every slot
     to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of each request between looks of the
-    host.
+    host. stream_weights: keep the layers' weights in host memory and bring them layer by layer.
     """
 
     mesh: str = "1x1"
@@ -40,6 +40,7 @@ class Options:
     kv_blocks: int | None = None
     prefill_chunk: int = 256
     burst: int = 8
+    stream_weights: bool = False
 
     def __post_init__(self):
         for name in ("micro_batch", "micro_batches", "max_context", "block", "kv_blocks", "prefill_chunk", "burst"):
@@ -94,4 +95,5 @@ def prepare(spec: ModelSpec, formats: Formats, mesh: Mesh, options: Options, *, 
         chunk_tokens=tuple(n for n in (32, 64, 128, 256, 512, 1024) if n < chunk) + (chunk,),
         eos=max(1, eos),
     )
-    return Programs(Pipeline(placement, Operations(platform), cache.dtype), cache, mesh, sizes)
+    pipeline = Pipeline(placement, Operations(platform), cache.dtype, streamed=options.stream_weights)
+    return Programs(pipeline, cache, mesh, sizes)

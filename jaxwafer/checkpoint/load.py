@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from jaxwafer.checkpoint.quantization import Quantization
 from jaxwafer.checkpoint.source import Checkpoint
@@ -59,16 +59,21 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
     devices of this process.
     """
 
+    # Where layers' weights wait in the host's memory they never pass through the device's.
+    memory = {getattr(f, "sharding", f).memory_kind for f in jax.tree.leaves(formats["mixers"])}.pop()
+
     def load(storage: Storage, stack: Stack | None) -> dict[str, jax.Array]:
+        kind = None if stack is None else memory
         pieces = _global_pieces if stack is None else _stack_pieces
         shards: dict[str, list[jax.Array]] = {}
         for name, device, shard in pieces(checkpoint, placement, mesh, storage, stack):
-            shards.setdefault(name, []).append(jax.device_put(shard, device))
+            place = SingleDeviceSharding(device, memory_kind=kind)
+            shards.setdefault(name, []).append(jax.device_put(shard, place))
         progress(sum(shard.nbytes for on in shards.values() for shard in on))
         arrays = {}
         for name, on in shards.items():
             part = getattr(storage, name)
-            sharding = NamedSharding(mesh, tree.part_spec(stack, part))
+            sharding = NamedSharding(mesh, tree.part_spec(stack, part), memory_kind=kind)
             arrays[name] = jax.make_array_from_single_device_arrays(
                 tree.part_shape(placement, stack, part), sharding, on
             )

@@ -73,6 +73,8 @@ class Decode(ModelFlags):
     """run the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
     json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
     """write the report to this file"""
+    stream_weights: bool = False
+    """keep the layers' weights in host memory and bring them to the devices layer by layer"""
     trace: Path | None = None
     """write a profiler trace into this folder"""
     distributed: bool = False
@@ -88,7 +90,9 @@ class Decode(ModelFlags):
 
     def run(self) -> None:
         prompts = self._prompts()
-        options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
+        options = self.options(
+            micro_batch=self.micro_batch, micro_batches=self.micro_batches, stream_weights=self.stream_weights
+        )
         cluster = Cluster(
             coordinator=self.coordinator, processes=self.processes, process=self.process, timeout=self.timeout
         )

@@ -19,6 +19,7 @@ from jaxwafer.ops.sampling.api import SamplingState
 from jaxwafer.partition import tree
 from jaxwafer.pipeline.decode import Flight, Requests, Slots, decode
 from jaxwafer.pipeline.prefill import Chunks, prefill
+from jaxwafer.pipeline.stream import HOST
 from jaxwafer.pipeline.tick import Pipeline
 
 WAFER, EVERYWHERE = PartitionSpec("wafer"), PartitionSpec()
@@ -55,6 +56,10 @@ class Programs:
         self.abstract_cache = cache.abstract()
         self._cache_specs = cache.specs()
         self.weight_formats = jax.tree.map(self._automatic, self._weight_specs)
+        if pipeline.streamed:
+            # XLA chooses no layouts in host memory.
+            for group in ("mixers", "mlps", "residuals"):
+                self.weight_formats[group] = jax.tree.map(self._on_host, self._weight_specs[group])
         self.cache_formats = jax.tree.map(self._automatic, self._cache_specs)
 
     @cached_property
@@ -122,6 +127,9 @@ class Programs:
 
     def _automatic(self, spec: PartitionSpec) -> Format:
         return Format(Layout.AUTO, NamedSharding(self.mesh, spec))
+
+    def _on_host(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.mesh, spec, memory_kind=HOST)
 
     def _get(self, key: tuple):
         if key not in self._compiled:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxwafer.distributed import from_leader
+from jaxwafer.pipeline.stream import HOST
 
 # Bytes read in all: several times a CPU's last-level cache; a GPU's or TPU's is smaller.
 READ_BYTES = 256 << 20
@@ -47,6 +48,25 @@ def compute_ceiling(mesh: Mesh, dtype, *, repetitions: int = 3) -> float:
 
     program = _mapped(mesh, multiply, (PartitionSpec(AXES), PartitionSpec()))
     return mesh.size * 2.0 * size**3 / _seconds(partial(program, matrix), repetitions)
+
+
+def stream_ceiling(mesh: Mesh, *, repetitions: int = 3) -> float:
+    """Bytes/s at which all devices together bring float32 rows from host memory, each of them read once there."""
+    rows, columns = 16, max(1, READ_BYTES // (16 * 4) // mesh.size)
+    sharding = NamedSharding(mesh, PartitionSpec(AXES), memory_kind=HOST)
+    matrix = jax.make_array_from_callback(
+        (mesh.size * rows, columns), sharding, lambda index: np.ones((rows, columns), np.float32)
+    )
+
+    def bring(matrix, times):
+        def once(i, x):
+            row = jax.lax.dynamic_slice_in_dim(matrix, i % rows, 1)
+            return x + 1e-30 * jnp.max(jax.device_put(row, jax.memory.Space.Device))
+
+        return jax.lax.fori_loop(0, times * rows, once, jnp.zeros((), jnp.float32))[None]
+
+    program = _mapped(mesh, bring, (PartitionSpec(AXES), PartitionSpec()))
+    return 4.0 * matrix.size / _seconds(partial(program, matrix), repetitions)
 
 
 def tick_latency(mesh: Mesh, *, sums: int, shape: tuple[int, ...], repetitions: int = 3) -> float:
