@@ -43,18 +43,18 @@ def write_checkpoint(source: Checkpoint, out: Path, policy: str = "native", *, s
     weights = dict(hub_tensors(spec))
     stored = {name: _format(source, name, weight, policy) for name, weight in weights.items()}
     config = quantization_config({n: f for n, f in stored.items() if weights[n].matrix})
-    out = Path(os.path.abspath(out))
     if out.exists():
         raise UserError(f"{out} is already there: name a folder that is not")
+    whole = Path(os.path.abspath(out))
     try:
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        with tempfile.TemporaryDirectory(dir=whole.parent, prefix=f".{whole.name}-") as scratch:
             folder = Path(scratch) / "whole"
             folder.mkdir()
             total = _write_shards(folder, _tensors(source, weights, stored, progress), shard_bytes)
             fields = source.config | ({"quantization_config": config} if config else {})
             _write_json(folder / "config.json", fields)
             _write_tokenizer(folder, source)
-            folder.rename(out)
+            folder.rename(whole)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from None
     return total

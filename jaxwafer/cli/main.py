@@ -140,7 +140,7 @@ def _reason(printed: str, name: str, command: type) -> str:
     """What the parser found wrong, from the box that it printed."""
     required = [f.name for f in dataclasses.fields(command) if f.default is f.default_factory is dataclasses.MISSING]
     if "Missing from" in printed or "'model'" in printed:
-        return f"{name} needs " + " and ".join(f"--{n}" if n != "model" else "MODEL" for n in required)
+        return f"{name} needs " + " and ".join(n.upper() if n in ("model", "out") else f"--{n}" for n in required)
     lines = [line.strip(" │╭╮╰╯") for line in printed.splitlines()]
     parts = [list(part) for rule, part in itertools.groupby(lines, lambda x: x and not x.strip("-─")) if not rule]
     text = " ".join(itertools.takewhile(bool, parts[1] if len(parts) > 1 else lines)) or "bad command line"

@@ -24,6 +24,7 @@ def jaxwafer(capsys, monkeypatch):
     monkeypatch.setattr("jaxwafer.roofline.report.read_ceiling", lambda mesh: 1e9)
     monkeypatch.setattr("jaxwafer.roofline.report.compute_ceiling", lambda mesh, dtype: 1e12)
     monkeypatch.setattr("jaxwafer.roofline.report.tick_latency", lambda mesh, **_: 1e-5)
+    monkeypatch.setattr("jaxwafer.roofline.report.stream_ceiling", lambda mesh: 1e9)
 
     def run(*argv: str) -> tuple[int, str, str]:
         capsys.readouterr()

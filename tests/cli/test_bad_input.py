@@ -31,6 +31,11 @@ RUN = ("decode", "m", *PROMPT)
         (["decode", "--prompt", "t1"], "decode needs MODEL (see: jaxwafer decode --help)"),
         (["score", "m"], "score needs MODEL and --file (see: jaxwafer score --help)"),
         (["fetch"], "fetch needs MODEL (see: jaxwafer fetch --help)"),
+        (["convert"], "convert needs MODEL and OUT (see: jaxwafer convert --help)"),
+        (["convert", "m", "m"], "m is already there: name a folder that is not"),
+        ([*RUN, "--processes", "2"], "--coordinator, --processes and --process belong together: give all three or "),
+        ([*RUN, "--coordinator", "a:1", "--processes", "2", "--process", "0"], "--coordinator, --processes and "
+         "--process are for --distributed: give it too"),
         (["devices", "x"], "unrecognized options: x (see: jaxwafer devices --help)"),
         (["inspect", "m", "n"], "unrecognized options: n (see: jaxwafer inspect --help)"),
         (["decode", "m", "--promt", "x"], "decode has no flag --promt; perhaps --prompt (see: jaxwafer decode --help)"),

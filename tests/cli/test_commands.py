@@ -207,3 +207,10 @@ def test_convert_writes_a_folder_that_decodes_to_the_same_tokens(decode, expecte
     Path("other").rename("m")
     _, report = decode(*prompts(PROMPTS[0]))
     assert report["outputs"][0]["tokens"] == expected[0]
+
+
+def test_streamed_weights_are_in_the_report_and_the_table(decode, expected):
+    out, report = decode(*prompts(PROMPTS[0]), "--stream-weights")
+    assert report["outputs"][0]["tokens"] == expected[0]
+    assert report["streaming"]["ceiling_bytes_per_s"] == 1e9
+    assert "bytes a token: streamed" in out
