@@ -146,10 +146,12 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
         return evaluate(problem, proposal, "measured", engine=False).speed.estimate
 
     none = Constants(basis="none", date="")
+    # What is not fitted stays as it is.
+    given = msgspec.structs.replace(device.constants, **{f.name: getattr(none, f.name) for f in fitted})
 
     def fit(on: list[Row]) -> Constants:
         def residuals(x: np.ndarray) -> list[float]:
-            constants = msgspec.structs.replace(none, **named(x))
+            constants = msgspec.structs.replace(given, **named(x))
             return [math.log(predict(r, constants) / r.tokens_per_s) for r in on]
 
         # In units of the starts, so that microseconds and shares weigh alike.
@@ -160,7 +162,7 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
 
         bounds = [f.low for f in fitted] / unit, [f.high for f in fitted] / unit
         found = least_squares(residuals, np.ones(len(fitted)), bounds=bounds)
-        return msgspec.structs.replace(none, **named(found.x))
+        return msgspec.structs.replace(given, **named(found.x))
 
     def compare(constants: Constants) -> tuple[Score, ...]:
         unknown = (r for r in rows if r.use == "compare")

@@ -70,6 +70,11 @@ class Plan:
         return self.capacity.requests
 
     @property
+    def stations(self) -> int:
+        """What works at once: wafers, or with regions layers."""
+        return len(self.shares) if self.shares else self.partition.wafers
+
+    @property
     def tokens_per_s_per_mw(self) -> float | None:
         power = self.problem.device.hardware.power_w
         return self.speed.total / (self.devices * power) * 1e6 if power else None
@@ -115,7 +120,7 @@ def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int)
     times = _times(problem, proposal.shares, micro_batch, context)
     visits = [v for v in partition.visits if v.layers]
     wafers = len({v.wafer for v in visits})
-    head = clock.head(micro_batch, problem.cores * (1 if problem.vocabulary == "ends" else partition.wafers))
+    head = clock.head(micro_batch, problem.head_devices(partition.wafers))
     hops = sum(clock.hop(v.layers[-1], micro_batch) for v in visits) if wafers > 1 else 0.0
     token = sum(times, head)
     total = token.total + hops
@@ -211,7 +216,7 @@ def prefill(plan: Plan, tokens: int, chunk: int = 256) -> float:
     visits = [v for v in plan.partition.visits if v.layers]
     stages = each if plan.shares else [sum(each[n] for n in layers) for layers in plan.partition.layers]
     hops = sum(problem.clock.hop(v.layers[-1], size) for v in visits) if plan.changes else 0.0
-    head = problem.clock.head(1, problem.cores).total
+    head = problem.clock.head(1, problem.head_devices(plan.partition.wafers)).total
     return sum(each) + hops + head + (-(-tokens // size) - 1) * max(stages)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from jaxwafer.errors import UserError
 from jaxwafer.partition.evaluate import Plan, Speed, sweep
 from jaxwafer.partition.plan import Partition, Visit
+from jaxwafer.partition.simulate import Simulation
 
 
 class VisitLine(msgspec.Struct, frozen=True):
@@ -58,6 +59,18 @@ def sweep_fields(rows: tuple[tuple[Speed, bool], ...]) -> list[dict]:
     """The micro-batch sweep, as JSON types."""
     names = ("micro_batch", "each", "total", "in_flight", "binds")
     return [{n: getattr(speed, n) for n in names} | {"pareto": best} for speed, best in rows]
+
+
+def simulation_fields(found: Simulation, plan: Plan) -> dict:
+    """A simulation, as JSON types."""
+    return {
+        "tokens": found.tokens,
+        "seconds": found.seconds,
+        "steady_tokens_per_s": found.steady,
+        "first_token_s": list(found.first_token),
+        "tokens_per_s": list(found.each),
+        "utilisation": found.utilisation(plan.stations).tolist(),
+    }
 
 
 def document(plan: Plan, others: tuple[Plan, ...], refused: dict[str, str]) -> dict:

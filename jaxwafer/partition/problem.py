@@ -94,6 +94,10 @@ class Problem:
         }
         return np.array([times[layer] for layer in self.model.layers])
 
+    def head_devices(self, wafers: int) -> int:
+        """Devices that compute the logits: all of them where the vocabulary lies on all, else those of one wafer."""
+        return self.cores * (wafers if self.vocabulary == "mesh" else 1)
+
     def room(self, wafers: int) -> int:
         """Bytes of a wafer for layers and requests, where there are so many."""
         return self.memory - (-(-self.model.vocabulary // wafers) if self.vocabulary == "mesh" else 0)
