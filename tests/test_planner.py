@@ -151,6 +151,12 @@ def test_the_engines_bytes_are_the_placements(name, cores):
     assert own.padding == placed.wafers * own.weights - sum(own.weights_own)
 
 
+def test_what_the_engine_cannot_run_is_planned_and_says_so():
+    plan = planner.plan("qwen3-32b-fp8", "h200", strategy="minmax", cores=3).best
+    assert plan.requests > 0 and plan.stored is None
+    assert plan.refusal.startswith("mlp.down_proj.weight: axis 'mlp' of 25600 over 3 cores gives 8544 inputs a core")
+
+
 def test_a_checkpoint_is_planned_by_the_formats_that_it_has(tmp_path):
     folder = write_checkpoint(tmp_path / "m", checkpoint())
     model = planner.open_model(folder)

@@ -97,6 +97,8 @@ def outcome_table(plan: Plan, target: float | None) -> Table:
         remark = f"of weights on every wafer, as stacks are equally deep: {amount(own.padding, 'B')} are padding in all"
         table.add_row("engine allocates", amount(own.weights, "B"), remark)
         table.add_row("engine holds", str(own.requests), "requests in what is left")
+    if plan.refusal:
+        table.add_row("engine", "refuses", plan.refusal)
     table.add_row("prefill", time(plan.prefill_s), f"of {problem.context} tokens in an idle pipeline")
     if plan.tokens_per_s_per_mw:
         table.add_row("tokens/s a MW", rate(plan.tokens_per_s_per_mw), f"{hardware.power_w:g} W a device")

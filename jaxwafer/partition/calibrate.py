@@ -14,12 +14,11 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from scipy.optimize import least_squares
 
 from jaxwafer.data_dir import data_folder
 from jaxwafer.errors import UserError
 from jaxwafer.hardware import Constants, Count, Description, Positive
-from jaxwafer.partition.evaluate import evaluate
+from jaxwafer.partition.evaluate import speed
 from jaxwafer.partition.needs import Model
 from jaxwafer.partition.plan import uniform
 from jaxwafer.partition.problem import Problem, Proposal
@@ -116,6 +115,9 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
 
     models: the planner's view of a row's model.
     """
+    # Takes most of a second, which other commands need not wait for.
+    from scipy.optimize import least_squares
+
     needs = {}
     for row in rows:
         key = (row.model, row.weights, row.kv_cache)
@@ -143,7 +145,7 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
             partition=uniform(problem.count, row.wafers),
             shares=(row.wafers / problem.count,) * problem.count if hardware.fabric else None,
         )
-        return evaluate(problem, proposal, "measured", engine=False).speed.estimate
+        return speed(problem, proposal, row.micro_batch, row.micro_batch).estimate
 
     none = Constants(basis="none", date="")
     # What is not fitted stays as it is.

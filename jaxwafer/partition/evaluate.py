@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from jaxwafer.errors import UserError
 from jaxwafer.partition.capacity import Capacity, capacity
 from jaxwafer.partition.latency import Seconds
 from jaxwafer.partition.plan import Partition
@@ -47,7 +48,8 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A partition, evaluated. cores: devices of a wafer. changes: of wafers a token, back to the first included."""
+    """A partition, evaluated. cores: devices of a wafer. changes: of wafers a token, back to the first included.
+    stored: what the engine allocates; None where it cannot run the plan, and refusal says why, or was not asked."""
 
     strategy: str
     note: str
@@ -60,6 +62,7 @@ class Plan:
     changes: int
     speed: Speed
     stored: Stored | None
+    refusal: str = ""
 
     @property
     def devices(self) -> int:
@@ -95,7 +98,7 @@ def evaluate(problem: Problem, proposal: Proposal, strategy: str, *, engine: boo
     partition = proposal.partition.check(problem.count)
     held = capacity(problem, proposal)
     visits = [v for v in partition.visits if v.layers]
-    model = problem.model
+    own, refusal = _stored(problem, partition) if engine and problem.model.spec else (None, "")
     return Plan(
         strategy=strategy,
         note=proposal.note,
@@ -107,10 +110,18 @@ def evaluate(problem: Problem, proposal: Proposal, strategy: str, *, engine: boo
         wafers=tuple(_wafers(problem, proposal, held)),
         changes=len(visits) if len({v.wafer for v in visits}) > 1 else 0,
         speed=speed(problem, proposal, held.requests, problem.micro_batch),
-        stored=stored(model, partition, cores=problem.cores, memory=problem.memory, context=problem.context)
-        if engine and model.spec
-        else None,
+        stored=own,
+        refusal=refusal,
     )
+
+
+def _stored(problem: Problem, partition: Partition) -> tuple[Stored | None, str]:
+    """What the engine allocates, or why it cannot."""
+    try:
+        own = stored(problem.model, partition, cores=problem.cores, memory=problem.memory, context=problem.context)
+    except UserError as error:
+        return None, str(error)
+    return own, ""
 
 
 def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int) -> Speed:

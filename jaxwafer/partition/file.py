@@ -49,6 +49,7 @@ def plan_fields(plan: Plan) -> dict:
         "speed": dataclasses.asdict(plan.speed),
         "memory": [dataclasses.asdict(wafer) for wafer in plan.wafers],
         "engine": dataclasses.asdict(plan.stored) if plan.stored else None,
+        "engine_refusal": plan.refusal,
         "prefill_s": plan.prefill_s,
         "tokens_per_s_per_mw": plan.tokens_per_s_per_mw,
         "usd_per_million_tokens": plan.usd_per_million_tokens,
