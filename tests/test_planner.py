@@ -60,7 +60,8 @@ def test_what_kimi_k3_weighs(k3):
 
 def test_kimi_k3_two_layers_a_wafer(k3):
     """Contiguous pairs, and full-attention layers alone, contiguous or packed."""
-    pairs, alone = solve(k3, "kv-aware", most_layers=2)
+    pairs, alone, *faster = solve(k3, "kv-aware", most_layers=2)
+    assert all(p.requests == 181 and p.speed.each > alone.speed.each for p in faster)
     assert (pairs.partition.wafers, pairs.requests, pairs.changes) == (47, 66, 47)
     assert (alone.partition.wafers, alone.requests, alone.changes) == (70, 181, 70)
     (packed,) = solve(k3, "packed", most_layers=2, requests=181)
@@ -74,7 +75,7 @@ def test_kimi_k3_two_layers_a_wafer(k3):
 def test_kimi_k3_takes_one_wafer_less_where_its_small_first_layer_is_a_third(k3):
     packed, contiguous = solve(k3, "packed"), solve(k3, "kv-aware")
     assert [(p.partition.wafers, p.requests) for p in packed] == [(46, 66), (58, 181)]
-    assert [(p.partition.wafers, p.requests) for p in contiguous] == [(46, 35), (47, 66), (69, 181)]
+    assert [(p.partition.wafers, p.requests) for p in contiguous][:3] == [(46, 35), (47, 66), (69, 181)]
     assert max(map(len, packed[1].partition.layers)) == 3
 
 
