@@ -17,6 +17,7 @@ from jaxwafer.ops.attention import reference
 from jaxwafer.ops.bits import NUMBERS
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
+from jaxwafer.ops.widen import e4m3
 
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
@@ -156,7 +157,7 @@ def _rows(refs) -> jax.Array:
     stored = refs[0][...]
     number = NUMBERS.get(stored.dtype)
     if number == jnp.float8_e4m3fn:
-        wide = _e4m3(stored.astype(jnp.int32))
+        wide = e4m3(stored.astype(jnp.int32))
     elif number == jnp.bfloat16:
         wide = jax.lax.bitcast_convert_type(stored.astype(jnp.int32) << 16, jnp.float32)
     else:
@@ -165,14 +166,6 @@ def _rows(refs) -> jax.Array:
         return wide
     power = jax.lax.bitcast_convert_type((refs[1][...].astype(jnp.int32) + 127) << 23, jnp.float32)
     return wide * power[..., None]
-
-
-def _e4m3(bits: jax.Array) -> jax.Array:
-    """The float32 of each e4m3 number; NaN becomes 480."""
-    exponent, mantissa = (bits >> 3) & 15, bits & 7
-    normal = jax.lax.bitcast_convert_type(((exponent + 120) << 23) | (mantissa << 20), jnp.float32)
-    size = jnp.where(exponent == 0, mantissa.astype(jnp.float32) * 2.0**-9, normal)
-    return jnp.where(bits >= 128, -size, size)
 
 
 def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
