@@ -31,10 +31,13 @@ def test_every_format_agrees_with_the_reference(name):
 @pytest.mark.parametrize("name", ["int4", "int4-min", "mxfp4", "fp8"])
 def test_it_lowers_for_cuda(name):
     """As far as can be seen without a GPU: the kernel is in the module, as Triton's."""
-    weight, x = weights(name, (2, 64, 256)), jnp.zeros((1, 256), jnp.bfloat16)
+    inputs = jnp.zeros((1, 256), jnp.bfloat16), weights(name, (2, 64, 256)), jnp.int32(0)
     unchecked = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
     lower = jax.export.export(jax.jit(gpu.matmul), platforms=["cuda"], disabled_checks=unchecked)
-    assert "stablehlo.custom_call @__gpu$xla.gpu.triton" in lower(x, weight, jnp.int32(0)).mlir_module()
+    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("core",), abstract_device=device)):
+        text = lower(*inputs).mlir_module()
+    assert "stablehlo.custom_call @__gpu$xla.gpu.triton" in text
 
 
 def test_what_is_not_quantised_is_left_to_the_reference():
