@@ -41,6 +41,8 @@ class ModelFlags:
     """fp8, bf16 or f32"""
     dtype: str = "auto"
     """type of activations: bf16, f32, or auto: f32 on CPUs and bf16 elsewhere"""
+    activations: str = "int8"
+    """int8: rounded to int8 in blocks of 32 where they meet integer weights and a kernel can; float: never rounded"""
     max_context: OptionalInt = None
     """most tokens of a request, prompt and output (default: what the prompts need)"""
     prefill_chunk: int = 256
@@ -51,6 +53,7 @@ class ModelFlags:
         context = {} if self.max_context is None else {"max_context": self.max_context}
         return Options(
             mesh=self.mesh or "1x1", weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype,
+            activations=self.activations,
             prefill_chunk=self.prefill_chunk, **(context | sizes),
         )  # fmt: skip
 

@@ -17,6 +17,8 @@ import einops
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops.state import State, read_state, write_state
+
 # Tokens that share a triangular system, and those among them that have a decay for every pair; between two such
 # sub-chunks a pair's decay is a product, so that A and B are matrix products.
 CHUNK, SUB = 64, 16
@@ -24,8 +26,24 @@ CHUNK, SUB = 64, 16
 product = partial(jnp.einsum, precision="highest")
 
 
+def objection(dtype, platform: str) -> str | None:
+    """Why this backend cannot run these inputs: never."""
+    return None
+
+
+def description() -> str:
+    return "plain JAX"
+
+
+def recur(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: State, layer: jax.Array,
+          slot: jax.Array, start: jax.Array) -> tuple[jax.Array, State]:  # fmt: skip
+    out, rows = delta_rule(q, k, v, g, beta, read_state(state, layer, jnp.maximum(slot, 0), start))
+    return out, write_state(state, layer, slot, rows)
+
+
 def delta_rule(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array,
                state: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """As `api.recur`, from and to states [B, H, K, V] at hand."""
     g = jnp.broadcast_to(g, k.shape)
     if q.shape[1] == 1:
         out, state = step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)

@@ -15,28 +15,28 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.widen import bits, e2m1, wide_scale
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import FORMATS, Format
+from jaxwafer.quant.formats import Format
 
 PLATFORMS = ("tpu",)
 # Outputs a block, tokens a block, and inputs a slice.
 OUTPUTS, ROWS, SLICE = 256, 128, 1024
 
 
-def objection(dtype, weight_format: str, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None."""
     if platform not in PLATFORMS:
         return f"not made for {platform}"
-    form = FORMATS.get(weight_format)
-    if form is not None and (form.group is None or SLICE % form.group):
-        return f"no TPU kernel for {weight_format} weights"
+    if form.group is None or SLICE % form.group:
+        return f"no TPU kernel for {form.name} weights"
     return None
 
 
-def description() -> str:
+def description(form: Format, quantise: bool) -> str:
     return "Pallas kernel"
 
 
-def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, *, interpret: bool = False) -> jax.Array:
+def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool, *,
+           interpret: bool = False) -> jax.Array:  # fmt: skip
     """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
     form, (count, outputs, stored) = weight.format, weight.values.shape
     rows, inputs = x.shape[0], stored * (2 if form.packed else 1)
