@@ -9,7 +9,7 @@ from jaxwafer.ops.matmul import gpu, reference
 from jaxwafer.quant import convert
 from jaxwafer.quant.formats import FORMATS
 
-NAMES = [name for name in FORMATS if gpu.objection(jnp.float32, name, "gpu") is None]
+NAMES = [name for name, form in FORMATS.items() if gpu.objection(jnp.float32, form, "gpu") is None]
 
 
 def weights(name: str, shape) -> object:
@@ -23,7 +23,10 @@ def test_every_format_agrees_with_the_reference(name):
     weight = weights(name, (2, 45, 330))
     for rows in (1, 17):
         x = jnp.asarray(np.random.default_rng(1).normal(size=(rows, 330)), jnp.float32)
-        error = np.abs(gpu.matmul(x, weight, jnp.int32(1), interpret=True) - reference.matmul(x, weight, jnp.int32(1)))
+        error = np.abs(
+            gpu.matmul(x, weight, jnp.int32(1), False, interpret=True)
+            - reference.matmul(x, weight, jnp.int32(1), False)
+        )
         matrix = np.abs(convert.dequantize(jax.tree.map(np.asarray, weight))[1][:, :330])
         assert (error <= 2e-6 * (np.abs(x) @ matrix.T) + 1e-30).all()
 
@@ -31,9 +34,9 @@ def test_every_format_agrees_with_the_reference(name):
 @pytest.mark.parametrize("name", ["int4", "int4-min", "mxfp4", "fp8"])
 def test_it_lowers_for_cuda(name):
     """As far as can be seen without a GPU: the kernel is in the module, as Triton's."""
-    inputs = jnp.zeros((1, 256), jnp.bfloat16), weights(name, (2, 64, 256)), jnp.int32(0)
+    inputs = jnp.zeros((1, 256), jnp.bfloat16), weights(name, (2, 64, 256)), jnp.int32(0), False
     unchecked = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
-    lower = jax.export.export(jax.jit(gpu.matmul), platforms=["cuda"], disabled_checks=unchecked)
+    lower = jax.export.export(jax.jit(gpu.matmul, static_argnums=3), platforms=["cuda"], disabled_checks=unchecked)
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("core",), abstract_device=device)):
         text = lower(*inputs).mlir_module()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxwafer.model.mlp import Activation
 from jaxwafer.ops import choice
 from jaxwafer.ops.activation import activate
-from jaxwafer.ops.matmul import cpu, reference, tpu
+from jaxwafer.ops.matmul import cpu, gpu, reference, tpu
 from jaxwafer.ops.norm import rms_norm
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
@@ -16,7 +16,7 @@ from jaxwafer.quant.formats import Format
 # Tried in order. Each module has `objection(dtype, form, platform) -> str | None`, `description(form, quantise) -> str`
 # and `matmul` of x [M, K]; one that can do more at once has `project` and `gated` too. The reference objects to
 # nothing.
-BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
+BACKENDS = {"cpu": cpu, "gpu": gpu, "tpu": tpu, "reference": reference}
 
 
 def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int = 0, *, backend: str,

@@ -13,26 +13,26 @@ from jax.experimental.pallas import triton
 
 from jaxwafer.ops.widen import bits, e2m1, e4m3, wide_scale
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import FORMATS, Format
+from jaxwafer.quant.formats import Format
 
 # Outputs and rows of a program, and stored elements of a row a step. Matrix units take no fewer rows than 16.
 OUTPUTS, ROWS, CHUNK = 32, 16, 128
 
 
-def objection(dtype, weight_format: str, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None. What is not quantised XLA multiplies as well."""
     if platform != "gpu":
         return f"not made for {platform}"
-    form = FORMATS.get(weight_format)
-    return f"no GPU kernel for {weight_format} weights" if form is not None and form.scale is None else None
+    return f"no GPU kernel for {form.name} weights" if form.scale is None else None
 
 
-def description() -> str:
+def description(form: Format, quantise: bool) -> str:
     return "Pallas kernel by Triton"
 
 
-def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
+def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool, *,
+           interpret: bool = False) -> jax.Array:  # fmt: skip
+    """x: [M, K] float32 or bfloat16, which is not quantised. The weight is widened to the dtype of x. Returns float32 [M, N]."""
     form, (count, outputs, stored) = weight.format, weight.values.shape
     rows, inputs = x.shape[0], stored * (2 if form.packed else 1)
     x = jnp.pad(x, ((0, -rows % ROWS), (0, inputs - x.shape[1])))
