@@ -32,7 +32,7 @@ def description(form: Format, quantise: bool) -> str:
 
 def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool, *,
            interpret: bool = False) -> jax.Array:  # fmt: skip
-    """x: [M, K] float32 or bfloat16, which is not quantised. The weight is widened to the dtype of x. Returns float32 [M, N]."""
+    """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
     form, (count, outputs, stored) = weight.format, weight.values.shape
     rows, inputs = x.shape[0], stored * (2 if form.packed else 1)
     x = jnp.pad(x, ((0, -rows % ROWS), (0, inputs - x.shape[1])))
