@@ -26,7 +26,7 @@ def _first(backends: dict[str, ModuleType], inputs: tuple, described: tuple) -> 
     for name, module in backends.items():
         objection = module.objection(*inputs)
         if objection is None:
-            return name, "; ".join(objections) or module.description(*described)
+            return name, "; ".join(dict.fromkeys(objections)) or module.description(*described)
         objections.append(objection)
     raise AssertionError("the reference objects to nothing")
 
