@@ -26,7 +26,9 @@ def _first(backends: dict[str, ModuleType], inputs: tuple, described: tuple) -> 
     for name, module in backends.items():
         objection = module.objection(*inputs)
         if objection is None:
-            return name, "; ".join(dict.fromkeys(objections)) or module.description(*described)
+            # That another platform's backend is of another platform is worth saying only where nothing else is.
+            telling = [o for o in objections if not o.startswith("not made for")] or objections[:1]
+            return name, "; ".join(telling) if name == "reference" else module.description(*described)
         objections.append(objection)
     raise AssertionError("the reference objects to nothing")
 

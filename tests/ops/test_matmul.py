@@ -270,7 +270,8 @@ def test_choice_and_its_reasons():
     assert on_cpu["matmul"]["reason"].startswith("C++ kernel, float32 activations, built with ")
     assert "int8 activations" in api.explain(jnp.float32, FORMATS["int4"], "cpu", quantise=True)[1]
     assert "float32 activations" in api.explain(jnp.float32, FORMATS["fp8"], "cpu", quantise=True)[1]
-    assert backends.implementations("gpu")["matmul"] == {"backend": "reference", "reason": "not made for gpu"}
+    assert api.explain(jnp.float32, FORMATS["f32"], "gpu") == ("reference", "no GPU kernel for f32 weights")
+    assert api.choose(jnp.float32, [FORMATS["int4"]], "gpu") == "gpu"
 
 
 def test_formats_that_differ_are_told_apart(monkeypatch):
