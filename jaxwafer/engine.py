@@ -74,7 +74,8 @@ class Engine:
         self.placement, self.cache_shape = self.programs.pipeline.placement, self.programs.cache
         self._check_memory()
         self.programs.decode(filters=False)
-        total, loaded = self.placement.allocated_bytes * self.placement.wafers, 0
+        local = len(self.mesh.local_devices) / self.mesh.size
+        total, loaded = int(self.placement.allocated_bytes * self.placement.wafers * local), 0
 
         def arrived(nbytes: int) -> None:
             nonlocal loaded

@@ -1,8 +1,16 @@
-"""The one exception that stands for bad input."""
+"""What a command ends with in one line."""
 
 
 class UserError(Exception):
     """Something the user can put right: the message is one line that says what is wrong and what to do.
 
-    The command line prints it on stderr and exits with status 2; from Python it is an ordinary exception.
+    The command line prints it on stderr and exits with `status`; from Python it is an ordinary exception.
     """
+
+    status = 2
+
+
+class ProcessLost(UserError):
+    """Another process of the run is gone."""
+
+    status = 3

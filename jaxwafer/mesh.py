@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxwafer import distributed
 from jaxwafer.data_dir import data_folder
 from jaxwafer.errors import UserError
 
@@ -74,10 +75,11 @@ def _checked(wafers: int, cores: int, platform: str | None, where: str) -> MeshS
 def make_mesh(shape: MeshShape) -> Mesh:
     """A JAX mesh with axes "wafer" and "core" over the first devices, in the order JAX gives them.
 
-    On a CPU virtual devices are set up here, if JAX has not been used in this process yet.
+    On a CPU virtual devices are set up here, if JAX has not been used in this process yet. Of several processes each
+    has an equal share of them; one that has none in the mesh is a UserError.
     """
     if shape.devices <= MAX_VIRTUAL:
-        _virtual_cpus(shape.devices)
+        _virtual_cpus(-(-shape.devices // distributed.processes()))
     devices = find_devices(shape.platform)
     if shape.devices > len(devices):
         kind = devices[0].platform
@@ -88,6 +90,11 @@ def make_mesh(shape: MeshShape) -> Mesh:
     grid = np.array(devices[: shape.devices]).reshape(shape.wafers, shape.cores)
     mesh = Mesh(grid, ("wafer", "core"))
     assert (mesh.devices == grid).all(), "JAX reordered the devices"
+    if idle := set(range(distributed.processes())) - {d.process_index for d in grid.flat}:
+        raise UserError(
+            f"mesh {shape} leaves process {min(idle)} of {distributed.processes()} without a device: use a larger mesh "
+            "or fewer processes"
+        )
     return mesh
 
 
@@ -109,9 +116,9 @@ def find_devices(platform: str | None = None) -> list:
 
 def device_memory(mesh: Mesh) -> int | None:
     """Bytes that each device of a mesh has; virtual ones share the host's. None where the platform does not say."""
-    device = mesh.devices.flat[0]
+    device = mesh.local_devices[0]
     if device.platform == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // mesh.size
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(mesh.local_devices)
     return (device.memory_stats() or {}).get("bytes_limit")
 
 

@@ -28,7 +28,7 @@ class Options:
     never does. micro_batch: requests that travel together. micro_batches: in flight (default: one a wafer).
     max_context: most tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the cache (default:
     enough for every slot to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of each request
-    between looks of the host.
+    between looks of the host. stream_weights: keep the layers' weights in host memory and bring them layer by layer.
     """
 
     mesh: str = "1x1"
@@ -43,6 +43,7 @@ class Options:
     kv_blocks: int | None = None
     prefill_chunk: int = 256
     burst: int = 8
+    stream_weights: bool = False
 
     def __post_init__(self):
         for name in ("micro_batch", "micro_batches", "max_context", "block", "kv_blocks", "prefill_chunk", "burst"):
@@ -100,4 +101,5 @@ def prepare(spec: ModelSpec, formats: Formats, mesh: Mesh, options: Options, *, 
         eos=max(1, eos),
     )
     operations = Operations(platform, options.activations == "int8")
-    return Programs(Pipeline(placement, operations, cache.dtype), cache, mesh, sizes)
+    pipeline = Pipeline(placement, operations, cache.dtype, streamed=options.stream_weights)
+    return Programs(pipeline, cache, mesh, sizes)

@@ -1,10 +1,10 @@
 """Stream a checkpoint onto its devices, tensor by tensor, each shard straight to where it stays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from jaxwafer.checkpoint.quantization import Quantization
 from jaxwafer.checkpoint.source import Checkpoint
@@ -35,14 +35,15 @@ def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
 def planned_formats(quantization: Quantization | None, native: str, policy: str) -> Formats:
     """The same by the config alone. native: `ModelSpec.native`.
 
-    Projections are linear modules to the config. Embedding and head are none to those who write such files, and K3's
-    latent projections are not quantised although its config does not say so.
+    Projections are linear modules to the config. Embedding and head are none to most who write such files, unless they
+    name them, and K3's latent projections are not quantised although its config does not say so.
     """
 
     def formats(name: str, weight: Weight) -> Format:
         stored = FORMATS[native]
-        if quantization is not None and weight.role in ("attention", "mlp"):
-            scheme = quantization.planned(name.replace("{expert}", "0").removesuffix(".weight"))
+        if quantization is not None and weight.matrix:
+            find = quantization.planned if weight.role in ("attention", "mlp") else quantization.named
+            scheme = find(name.replace("{expert}", "0").removesuffix(".weight"))
             stored = scheme.format(stored.dtype) if scheme else stored
         return choose(policy, weight.role, stored)
 
@@ -53,20 +54,26 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
                  progress: Callable[[int], None] = lambda done: None) -> dict:  # fmt: skip
     """The weight tree of a placement on `mesh`, in `formats` (layouts and shardings of the tree's arrays).
 
-    At any time the host holds one float tensor and the stored shards of one weight on one wafer. `progress` is called
-    with the bytes that each weight adds, over all devices.
+    At any time the host holds one float tensor and the stored shards of one weight on one wafer. Only layers of wafers
+    that have a device in this process are read. `progress` is called with the bytes that each weight adds, over all
+    devices of this process.
     """
 
+    # Where layers' weights wait in the host's memory they never pass through the device's.
+    memory = {getattr(f, "sharding", f).memory_kind for f in jax.tree.leaves(formats["mixers"])}.pop()
+
     def load(storage: Storage, stack: Stack | None) -> dict[str, jax.Array]:
+        kind = None if stack is None else memory
         pieces = _global_pieces if stack is None else _stack_pieces
         shards: dict[str, list[jax.Array]] = {}
         for name, device, shard in pieces(checkpoint, placement, mesh, storage, stack):
-            shards.setdefault(name, []).append(jax.device_put(shard, device))
+            place = SingleDeviceSharding(device, memory_kind=kind)
+            shards.setdefault(name, []).append(jax.device_put(shard, place))
         progress(sum(shard.nbytes for on in shards.values() for shard in on))
         arrays = {}
         for name, on in shards.items():
             part = getattr(storage, name)
-            sharding = NamedSharding(mesh, tree.part_spec(stack, part))
+            sharding = NamedSharding(mesh, tree.part_spec(stack, part), memory_kind=kind)
             arrays[name] = jax.make_array_from_single_device_arrays(
                 tree.part_shape(placement, stack, part), sharding, on
             )
@@ -83,18 +90,25 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
 
 
 def _global_pieces(checkpoint, placement, mesh, storage, stack):
-    """(part, device, shard) of a weight outside the layers."""
-    tensor = stored_tensor(checkpoint, storage, None)
-    for name in storage.names:
-        part = getattr(storage, name)
-        indices = NamedSharding(mesh, tree.part_spec(None, part)).devices_indices_map(part.shape)
-        for device, index in indices.items():
-            yield name, device, np.ascontiguousarray(getattr(tensor, name)[index])
+    """(part, device, shard) of a weight outside the layers, made for each device of this process from its own rows."""
+    weight, name = storage.weight, hub_name(storage.weight, None)
+    tensor = read_matrix(checkpoint, weight, name)
+    sharding = NamedSharding(mesh, tree.part_spec(None, storage.values))
+    for device, index in sharding.addressable_devices_indices_map(storage.values.shape).items():
+        rows = (i[own] for i, own in zip(storage.index[:1], index, strict=False))
+        piece = _placed(tensor, storage, (*rows, *storage.index[1:]))
+        for part in storage.names:
+            yield part, device, np.ascontiguousarray(getattr(piece, part))
 
 
 def _stack_pieces(checkpoint, placement, mesh, storage, stack):
-    """(part, device, shard) of a layer weight, a wafer at a time; positions a wafer does not use are zero."""
+    """(part, device, shard) of a layer weight, one wafer of this process at a time; positions that a wafer does not use
+    are zero."""
+    local = set(mesh.local_devices)
     for wafer, devices in enumerate(mesh.devices):
+        own = [device for device in devices if device in local]
+        if not own:
+            continue
         host = {
             n: np.zeros((1, stack.depth, *getattr(storage, n).shape), getattr(storage, n).dtype) for n in storage.names
         }
@@ -106,16 +120,16 @@ def _stack_pieces(checkpoint, placement, mesh, storage, stack):
             part = getattr(storage, name)
             shape = tree.part_shape(placement, stack, part)
             indices = NamedSharding(mesh, tree.part_spec(stack, part)).devices_indices_map(shape)
-            for device in devices:
+            for device in own:
                 yield name, device, np.ascontiguousarray(host[name][(slice(None), *indices[device][1:])])
 
 
-def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -> QuantizedArray:
-    """One weight in its storage format, padded and with heads in their places; NumPy leaves."""
+def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int) -> QuantizedArray:
+    """One weight of a layer in its storage format, padded and with heads in their places; NumPy leaves."""
     weight = storage.weight
     name = hub_name(weight, layer)
     if not weight.per_expert:
-        return _placed(_read(checkpoint, weight, name), storage, storage.index)
+        return _placed(read_matrix(checkpoint, weight, name), storage, storage.index)
     experts, *index = storage.index
     stored = checkpoint.stored(name.format(expert=0))
     parts: dict[str, np.ndarray] = {}
@@ -126,7 +140,7 @@ def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int | None) -
         if checkpoint.stored(own) != stored:
             other = f"{checkpoint.stored(own).name}, but that of expert 0 {stored.name}"
             raise UserError(f"{checkpoint.path}: {own} is stored as {other}; experts of a layer must be alike")
-        tensor = _placed(_read(checkpoint, weight, own), storage, tuple(index))
+        tensor = _placed(read_matrix(checkpoint, weight, own), storage, tuple(index))
         for part in storage.names:
             one = getattr(tensor, part)
             parts.setdefault(part, np.zeros((len(experts), *one.shape), one.dtype))[position] = one
@@ -154,7 +168,7 @@ def _check_shape(checkpoint: Checkpoint, weight: Weight, name: str) -> None:
         raise UserError(f"{checkpoint.path}: {name} has shape {list(shape)}, but its config makes it {axes}")
 
 
-def _read(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
+def read_matrix(checkpoint: Checkpoint, weight: Weight, name: str) -> QuantizedArray:
     """A tensor of the hub with all its declared axes; the shape of an expert's is checked only here."""
     _check_shape(checkpoint, weight, name)
     tensor = checkpoint.read(name)
@@ -182,6 +196,8 @@ def _placed(tensor: QuantizedArray, storage: Storage, index: tuple[np.ndarray, .
         parts = {n: _gather(a, i, axis) for n, a in parts.items()}
     taken = convert(tensor.replace(**parts), form, inputs)
     parts = {n: np.asarray(getattr(taken, n)) for n in storage.names}
+    # Rows of padding are zero bytes, whether they were converted or come so from `_gather`.
+    parts = {n: _blank(a, outputs) for n, a in parts.items()} if taken.format != tensor.format else parts
     if form.group is None:
         parts["values"] = _gather(parts["values"], along, -1)
     else:
@@ -200,6 +216,14 @@ def _gather(array: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
     # A zero of the dtype: e8m0 has none, and makes NaN of 0 but 2⁻¹²⁷ of a byte of zeros.
     taken[(slice(None),) * (axis % array.ndim) + (index < 0,)] = np.zeros((), array.dtype)
     return taken
+
+
+def _blank(array: np.ndarray, index: Sequence[np.ndarray]) -> np.ndarray:
+    """The array with zeros where the index of one of its first axes is −1."""
+    for axis, i in enumerate(index):
+        if np.any(i < 0):
+            array[(slice(None),) * axis + (i < 0,)] = np.zeros((), array.dtype)
+    return array
 
 
 def _gather_groups(array: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:

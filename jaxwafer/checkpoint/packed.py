@@ -43,12 +43,13 @@ def collect(tensors: dict[str, StoredTensor], where: Path) -> dict[str, Packed]:
         for end, kind in (("_packed", {"I32": "int4", "U8": "mxfp4"}.get(tensor.dtype)), ("_blocks", "mxfp4")):
             if name.endswith(end) and kind:
                 found[name.removesuffix(end)] = kind, end
-        if tensor.dtype == "F8_E4M3":
-            found[name] = "fp8", ""
+        if kind := {"F8_E4M3": "fp8", "I8": "int8"}.get(tensor.dtype):
+            found[name] = kind, ""
     ends = {
         "int4": ("_packed", "_scale", "_shape", "_zero_point"),
         "mxfp4": ("_packed", "_scale", "_shape", "_blocks", "_scales"),
         "fp8": ("", "_scale", "_scale_inv"),
+        "int8": ("", "_scale"),
     }
     return {
         name: Packed(
@@ -66,7 +67,7 @@ class PackedReader:
 
     def shape(self, packed: Packed) -> tuple[int, ...]:
         """Of the matrix: […, outputs, inputs]."""
-        if packed.kind == "fp8":
+        if packed.kind in ("fp8", "int8"):
             return packed.tensors[""].shape
         end = "_blocks" if "_blocks" in packed.tensors else "_packed"
         held = packed.tensors[end].shape
@@ -96,7 +97,7 @@ class PackedReader:
         return scheme.format(SCALES[scale.dtype])
 
     def read(self, packed: Packed) -> QuantizedArray:
-        return {"int4": self._int4, "mxfp4": self._mxfp4, "fp8": self._fp8}[packed.kind](packed)
+        return {"int4": self._int4, "mxfp4": self._mxfp4, "fp8": self._eight, "int8": self._eight}[packed.kind](packed)
 
     def _int4(self, packed: Packed) -> QuantizedArray:
         """compressed-tensors: element i of a row is in bits 4·(i mod 8) of a word, so the words' bytes, which are
@@ -127,8 +128,8 @@ class PackedReader:
             stored.read(np.dtype(np.uint8), (*outer, inputs // 2)), scale.read(form.scale_numpy), None, format=form
         )
 
-    def _fp8(self, packed: Packed) -> QuantizedArray:
-        """A scale of a block of outputs is repeated for each of them."""
+    def _eight(self, packed: Packed) -> QuantizedArray:
+        """e4m3 or 8-bit integers; a scale of a block of outputs is repeated for each of them."""
         form, scheme, tensor = self.stored(packed), self._scheme(packed), packed.tensors[""]
         if len(tensor.shape) != 2:
             raise self._wrong(packed, "", "a matrix")
@@ -144,7 +145,9 @@ class PackedReader:
         if scale.shape not in allowed:
             raise self._wrong(packed, end, f"of shape {list(shape)} for {list(tensor.shape)}, as the config has it")
         wide = scale.read(np.dtype(getattr(ml_dtypes, SCALES[scale.dtype], SCALES[scale.dtype])), shape)
-        wide = np.repeat(wide.astype(np.float32), rows, axis=0)[:outputs]
+        if form.scale == "float16" and scale.dtype != "F16":
+            raise self._wrong(packed, end, "F16, which scales of groups of 8-bit integers are here")
+        wide = np.repeat(wide.astype(form.scale_numpy), rows, axis=0)[:outputs]
         return QuantizedArray(_pad(tensor.read(form.numpy), form.row_bytes(inputs), 0), wide, None, format=form)
 
     def _scheme(self, packed: Packed) -> Scheme:

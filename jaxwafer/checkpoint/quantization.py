@@ -29,7 +29,7 @@ MXFP4_FIELDS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """kind: "int4", "mxfp4" or "fp8". group, rows: inputs and outputs that share a scale, None for all of them."""
+    """kind: "int4", "int8", "mxfp4" or "fp8". group, rows: inputs and outputs that share a scale, None for all."""
 
     kind: str
     group: int | None
@@ -40,6 +40,8 @@ class Scheme:
         """The format of a matrix whose scales are of the dtype `scale`, as far as there is a choice."""
         if self.kind == "int4":
             return formats.int4(self.group, scale, zero=self.zero)
+        if self.kind == "int8" and self.group:
+            return FORMATS["int8-g32"]
         if self.kind == "mxfp4" or self.group is None:
             return FORMATS[self.kind]
         return formats.fp8(self.group)
@@ -57,9 +59,12 @@ class Quantization:
 
     def scheme(self, module: str) -> Scheme | None:
         """The scheme of a linear module, were it quantised: that of the first group whose targets name it, or all."""
-        named = (s for targets, s in self.schemes if any(self.matches(t, module) for t in targets))
         everything = (s for targets, s in self.schemes if "Linear" in targets)
-        return next(named, next(everything, None))
+        return self.named(module) or next(everything, None)
+
+    def named(self, module: str) -> Scheme | None:
+        """The scheme of a module that a target names."""
+        return next((s for targets, s in self.schemes if any(self.matches(t, module) for t in targets)), None)
 
     def planned(self, module: str) -> Scheme | None:
         """The scheme of a linear module as far as the config alone can tell; None where it stays as it is."""
@@ -119,6 +124,9 @@ class _Reader:
             return Scheme(kind="int4", group=size, zero=not symmetric)
         if (form, bits, kind, strategy, size) == ("mxfp4-pack-quantized", 4, "float", "group", 32) and symmetric:
             return Scheme(kind="mxfp4", group=32)
+        if (form, bits, kind) == ("int-quantized", 8, "int") and symmetric:
+            if strategy == "channel" or (strategy, size) == ("group", 32):
+                return Scheme(kind="int8", group=32 if strategy == "group" else None)
         if (form, bits, kind) == ("float-quantized", 8, "float") and symmetric:
             shared = {"tensor": (None, None), "channel": (1, None)}
             if strategy in shared:
@@ -130,7 +138,8 @@ class _Reader:
         raise self.refused(
             f"is not supported with {said}, group_size {size}, symmetric {symmetric} (supported: 'pack-quantized' "
             f"4-bit int in groups of {', '.join(map(str, GROUP_SIZES))}, 'mxfp4-pack-quantized', symmetric "
-            "'float-quantized' 8-bit float per tensor, channel or block)"
+            "'float-quantized' 8-bit float per tensor, channel or block, 'int-quantized' 8-bit int per channel or in "
+            "groups of 32)"
         )
 
     def fp8(self) -> Quantization:

@@ -10,11 +10,13 @@ import jax
 import msgspec
 import tyro
 
+from jaxwafer import distributed
 from jaxwafer.checkpoint.open import open_checkpoint
 from jaxwafer.cli.run import (
     NOTES,
     ModelFlags,
     OptionalInt,
+    OptionalText,
     check_writable,
     load,
     make_folder,
@@ -22,10 +24,12 @@ from jaxwafer.cli.run import (
     read_input,
     write_json,
 )
+from jaxwafer.distributed import Cluster
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import parse_mesh
 from jaxwafer.model import spec_from_config
+from jaxwafer.options import Options
 from jaxwafer.partition.file import read_partition
 from jaxwafer.pipeline.queue import Request, Sampling
 from jaxwafer.roofline.report import Run
@@ -69,19 +73,48 @@ class Decode(ModelFlags):
     """run the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
     json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
     """write the report to this file"""
+    stream_weights: bool = False
+    """keep the layers' weights in host memory and bring them to the devices layer by layer"""
     trace: Path | None = None
     """write a profiler trace into this folder"""
+    distributed: bool = False
+    """run as one of several processes, as Slurm, Open MPI, Kubernetes or Cloud TPU say, or the next three flags"""
+    coordinator: OptionalText = None
+    """HOST:PORT at which process 0 can be reached"""
+    processes: OptionalInt = None
+    """how many processes there are"""
+    process: OptionalInt = None
+    """which of them this is, from 0"""
+    timeout: int = 300
+    """seconds to wait for the other processes"""
 
     def run(self) -> None:
         prompts = self._prompts()
-        options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
+        options = self.options(
+            micro_batch=self.micro_batch, micro_batches=self.micro_batches, stream_weights=self.stream_weights
+        )
+        cluster = Cluster(
+            coordinator=self.coordinator, processes=self.processes, process=self.process, timeout=self.timeout
+        )
+        if not self.distributed:
+            if self.coordinator is not None:
+                raise UserError("--coordinator, --processes and --process are for --distributed: give it too")
+            self._decode(prompts, options)
+            return
+        distributed.join(cluster)
+        with distributed.only_leader_prints(), distributed.partners():
+            self._decode(prompts, options)
+            distributed.leave()
+
+    def _decode(self, prompts: list[tuple[str, Sampling]], options: Options) -> None:
         partition = None
         if self.partition:
             partition, cores = read_partition(self.partition)
             if self.mesh is None:
                 options = replace(options, mesh=f"{partition.wafers}x{cores}")
         shape = parse_mesh(options.mesh)
-        check_writable(self.json)
+        json = self.json if distributed.leads() else None
+        check_writable(json)
         if self.trace:
             make_folder("--trace", self.trace)
         checkpoint = open_checkpoint(self.model)
@@ -97,8 +130,8 @@ class Decode(ModelFlags):
             requests = [engine.submit(text, sampling, chat=not self.raw) for text, sampling in prompts]
             _stream(engine, requests)
         report = measured.report(requests)
-        if self.json:
-            write_json(self.json, report)
+        if json:
+            write_json(json, report)
         print_table(roofline_table(report))
 
     def _longest(self, prompts: list[tuple[str, Sampling]], tokenizer, positions: int) -> int:

@@ -14,6 +14,7 @@ import typing
 import warnings
 from typing import Annotated
 
+from jaxwafer.cli.supervise import supervised
 from jaxwafer.errors import UserError
 
 # What the parser says, as a pattern, and what is plainer.
@@ -27,8 +28,8 @@ PLAINER = {
 
 
 def run() -> None:
-    """`main` as a process of its own."""
-    status = main()
+    """`main` as a process of its own; with --distributed in a child of it."""
+    status = supervised(main) if "--distributed" in sys.argv[1:] else main()
     if status == 130:
         # A device may still be at work, which the interpreter would pull from under it as it ends.
         os._exit(status)
@@ -36,7 +37,8 @@ def run() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command. Bad input is one line on stderr and status 2; Ctrl-C is status 130."""
+    """Run a command. Bad input is one line on stderr and status 2, the loss of another process of the run the same with
+    status 3; Ctrl-C is status 130."""
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # What a terminal's encoding cannot show is no reason to stop.
@@ -48,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()
         return 0
     except UserError as error:
-        return _say(error, 2)
+        return _say(error, error.status)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:
@@ -81,6 +83,7 @@ def _import_commands() -> dict[str, type]:
     from jaxwafer.cli.bench import Bench
     from jaxwafer.cli.calibrate import Calibrate
     from jaxwafer.cli.compile import Compile
+    from jaxwafer.cli.convert import Convert
     from jaxwafer.cli.decode import Decode
     from jaxwafer.cli.devices import Devices
     from jaxwafer.cli.fetch import Fetch
@@ -91,6 +94,7 @@ def _import_commands() -> dict[str, type]:
     return {
         "decode": Decode, "fetch": Fetch, "inspect": Inspect, "plan": Plan, "calibrate": Calibrate,
         "devices": Devices, "score": Score, "compile": Compile, "bench": Bench,
+        "convert": Convert,
     }  # fmt: skip
 
 

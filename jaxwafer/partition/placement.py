@@ -113,6 +113,17 @@ class Placement:
         """Weight bytes that each wafer allocates: stacks are equally deep on every wafer."""
         return sum(s.depth * self.layer_bytes(s) for s in self.stacks) + self.global_bytes
 
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes that a round brings to each wafer where layers' weights wait in host memory: for every slot a layer of
+        each stack that any wafer has there."""
+        total = 0
+        for phase in self.phases:
+            for table, stacks in ((phase.mixer, self.mixers), (phase.mlp, self.mlps)):
+                for column in table.stack.T:
+                    total += sum(self.layer_bytes(stacks[s]) for s in set(column.tolist()) if s >= 0)
+        return total + self.slots * sum(self.layer_bytes(s) for s in self.residuals)
+
 
 def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int) -> Placement:
     """Place `spec` on `partition.wafers` × `cores`; sizes it cannot hold are refused (`quant.storage.store`)."""

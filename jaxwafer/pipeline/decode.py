@@ -11,7 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.ops.collective import psum, spanned
+from jaxwafer.ops.collective import all_gather, psum, spanned
 from jaxwafer.ops.sampling.api import SamplingState, sample
 from jaxwafer.ops.step import Step
 from jaxwafer.pipeline.tick import AXES, Pipeline, layers_local, local, stacked
@@ -156,4 +156,6 @@ def decode(pipeline: Pipeline, weights: dict, tables: tuple, cache: tuple, reque
     )  # fmt: skip
     done, cache, requests, flight, out, tally = jax.lax.while_loop(more, one_round, carry)
     tally = tally.replace(experts=psum(tally.experts, "core"))
-    return cache, requests, stacked(flight), out, done, stacked(tally)
+    # The host reads it, which may have no part in other wafers.
+    everywhere = jax.tree.map(lambda leaf: all_gather(leaf, "wafer", dim=0), stacked(tally))
+    return cache, requests, stacked(flight), out, done, everywhere

@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxwafer.cache.kv import CacheShape
 from jaxwafer.ops.sampling.api import SamplingState
 from jaxwafer.partition import tree
-from jaxwafer.pipeline.decode import Flight, Requests, Slots, Tally, decode
+from jaxwafer.pipeline.decode import Flight, Requests, Slots, decode
 from jaxwafer.pipeline.prefill import Chunks, prefill
+from jaxwafer.pipeline.stream import HOST
 from jaxwafer.pipeline.tick import Pipeline
 
 WAFER, EVERYWHERE = PartitionSpec("wafer"), PartitionSpec()
@@ -55,6 +56,10 @@ class Programs:
         self.abstract_cache = cache.abstract()
         self._cache_specs = cache.specs()
         self.weight_formats = jax.tree.map(self._automatic, self._weight_specs)
+        if pipeline.streamed:
+            # XLA chooses no layouts in host memory.
+            for group in ("mixers", "mlps", "residuals"):
+                self.weight_formats[group] = jax.tree.map(self._on_host, self._weight_specs[group])
         self.cache_formats = jax.tree.map(self._automatic, self._cache_specs)
 
     @cached_property
@@ -63,8 +68,14 @@ class Programs:
         return self.put(self.pipeline.tables(), WAFER)
 
     def put(self, host, spec: PartitionSpec = EVERYWHERE):
-        """A host tree on the mesh, by default the same on every device."""
-        return jax.device_put(host, NamedSharding(self.mesh, spec))
+        """A host tree on the mesh, by default the same on every device. Every process has all of it."""
+        sharding = NamedSharding(self.mesh, spec)
+        if sharding.is_fully_addressable:
+            return jax.device_put(host, sharding)
+        # device_put would ask the other processes whether theirs is the same.
+        return jax.tree.map(
+            lambda a: jax.make_array_from_callback(np.shape(a), sharding, np.asarray(a).__getitem__), host
+        )
 
     def decode(self, *, filters: bool):
         """Compiled `decode`: (weights, tables, cache, requests, slots, flight, begin, number)."""
@@ -117,6 +128,9 @@ class Programs:
     def _automatic(self, spec: PartitionSpec) -> Format:
         return Format(Layout.AUTO, NamedSharding(self.mesh, spec))
 
+    def _on_host(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.mesh, spec, memory_kind=HOST)
+
     def _get(self, key: tuple):
         if key not in self._compiled:
             begin = time.perf_counter()
@@ -136,8 +150,7 @@ class Programs:
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
         rest = [(shape, EVERYWHERE), (self._slots(), EVERYWHERE), (self._flight(), WAFER)]
         rest += [(scalar, EVERYWHERE), (scalar, EVERYWHERE)]
-        tally = Tally(ticks=WAFER, tokens=WAFER, kv_rows=WAFER, experts=WAFER)
-        results = [EVERYWHERE, WAFER, EVERYWHERE, EVERYWHERE, tally]
+        results = [EVERYWHERE, WAFER, EVERYWHERE, EVERYWHERE, EVERYWHERE]
         compiled = self._compile(body, rest, results, donate=(2,))
         self.weight_formats, _, self.cache_formats, *_ = compiled.input_formats[0]
         self.temp_bytes = max(self.temp_bytes, compiled.memory_analysis().temp_size_in_bytes)

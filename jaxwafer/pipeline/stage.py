@@ -6,7 +6,7 @@ the slot switches on the wafer's own stack index. Sums over cores stand between 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -22,6 +22,7 @@ from jaxwafer.ops.pages import append
 from jaxwafer.ops.state import write_state
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import Phase, Placement, SlotTable
+from jaxwafer.pipeline.stream import BroughtOperations, bring, brought
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Stage:
 
     weights: without the wafer axis. tables: this wafer's rows of the phase's slot tables, int32 [slots]. gated:
     skip the work of a micro-batch of pad rows alone. unroll: loop over no layers, whatever the compile takes.
+    streamed: the layers' weights are in host memory.
     """
 
     placement: Placement
@@ -74,11 +76,14 @@ class Stage:
     tables: dict[str, jax.Array]
     gated: bool
     unroll: bool = False
+    streamed: bool = False
 
     def run(self, cache: tuple, stream, step: Step):
         """The stream after the layers, the caches with its tokens in them, and touched: float32 [MLP stacks], how many
         experts' weights this core read in each stack."""
         pairs = list(zip(choices(self.phase.mixer), choices(self.phase.mlp), strict=True))
+        if self.streamed:
+            return self._run_streamed(pairs, cache, stream, step)
         carry = stream, cache, jnp.zeros((len(self.placement.mlps),), jnp.float32)
         for segment in segments(pairs, longest=0 if self.unroll else 8):
 
@@ -94,6 +99,47 @@ class Stage:
 
             carry = repeat(0, carry) if segment.repeats == 1 else jax.lax.fori_loop(0, segment.repeats, repeat, carry)
         return carry
+
+    def _run_streamed(self, pairs: list[tuple], cache: tuple, stream, step: Step):
+        """As `run`. While a slot runs the weights of the next one come in; those of a stage's first come in alone."""
+
+        def repeat(segment: Segment, following: tuple | None, number, carry):
+            """One repeat of a segment, after which the weights of a slot of `following` have come in."""
+            stream, cache, touched, held = carry
+            for within in range(segment.period):
+                slot = jnp.asarray(segment.start + within + number * segment.period, jnp.int32)
+                mixer, mlp = pairs[segment.start + within]
+                after = pairs[segment.start + within + 1] if within + 1 < segment.period else following
+                coming = self._bring(after, slot + 1) if after else None
+                stage = replace(self, weights=held, ops=BroughtOperations(self.ops))
+                stream, cache = stage._mixer(mixer, slot, stream, cache, step)
+                stream, read = stage._mlp(mlp, slot, stream, step)
+                touched, held = touched + read, coming
+            return stream, cache, touched, held
+
+        touched = jnp.zeros((len(self.placement.mlps),), jnp.float32)
+        carry = stream, cache, touched, self._bring(pairs[0], jnp.zeros((), jnp.int32))
+        for segment in segments(pairs, longest=0 if self.unroll else 8):
+            # What comes in during the last repeat is of another kind, so that one is no part of the loop.
+            end = segment.start + segment.period * segment.repeats
+            again = partial(repeat, segment, pairs[segment.start])
+            carry = jax.lax.fori_loop(0, segment.repeats - 1, again, carry) if segment.repeats > 1 else carry
+            carry = repeat(segment, pairs[end] if end < len(pairs) else None, segment.repeats - 1, carry)
+        return carry[:3]
+
+    def _bring(self, pair: tuple, slot: jax.Array) -> dict:
+        """The weights of a slot in which wafers have the stacks of `pair`, as `_mixer` and `_mlp` look for them."""
+        mixer, mlp = pair
+        position = {name: self.tables[name][slot] for name in ("mixer_position", "mlp_position", "place")}
+
+        def layer(group: str, stack: int, where: str) -> dict:
+            return brought(bring(self.weights[group][stack], position[where]))
+
+        return {
+            "mixers": {s: layer("mixers", s, "mixer_position") for s in mixer if s >= 0},
+            "mlps": {s: layer("mlps", s, "mlp_position") for s in mlp if s >= 0},
+            "residuals": {s: layer("residuals", s, "place") for s in range(len(self.placement.residuals))},
+        }
 
     def _residual(self, slot: jax.Array) -> tuple[Plain | Blocks, dict, jax.Array, jax.Array]:
         """The residual's rule, its weights, the slot's position among them, and the number of the layer."""

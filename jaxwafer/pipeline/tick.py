@@ -20,12 +20,14 @@ AXES = ("wafer", "core")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The static part of a program. dtype: of the residual stream and the activations. unroll: see `Stage`."""
+    """The static part of a program. dtype: of the residual stream and the activations. unroll, streamed: as `Stage` has
+    them."""
 
     placement: Placement
     ops: Operations
     dtype: jnp.dtype
     unroll: bool = False
+    streamed: bool = False
 
     @property
     def schedule(self) -> Schedule:
@@ -83,8 +85,9 @@ class Pipeline:
         """The stream, the cache and the experts touched after this wafer's layers of a phase."""
         # Wafers without a visit in this phase have nothing to do, as those that hold pad rows.
         stage = Stage(
-            self.placement, self.placement.phases[phase], self.ops, weights, tables[phase], gated, self.unroll
-        )
+            self.placement, self.placement.phases[phase], self.ops, weights, tables[phase], gated, self.unroll,
+            self.streamed,
+        )  # fmt: skip
         return stage.run(cache, stream, step)
 
     def leave(self, weights: dict, stream, take) -> tuple[jax.Array, jax.Array]:

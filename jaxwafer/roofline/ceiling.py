@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxwafer.distributed import from_leader
+from jaxwafer.pipeline.stream import HOST
+
 # Bytes read in all: several times a CPU's last-level cache; a GPU's or TPU's is smaller.
 READ_BYTES = 256 << 20
 TARGET_SECONDS = 0.08
@@ -47,6 +50,25 @@ def compute_ceiling(mesh: Mesh, dtype, *, repetitions: int = 3) -> float:
     return mesh.size * 2.0 * size**3 / _seconds(partial(program, matrix), repetitions)
 
 
+def stream_ceiling(mesh: Mesh, *, repetitions: int = 3) -> float:
+    """Bytes/s at which all devices together bring float32 rows from host memory, each of them read once there."""
+    rows, columns = 16, max(1, READ_BYTES // (16 * 4) // mesh.size)
+    sharding = NamedSharding(mesh, PartitionSpec(AXES), memory_kind=HOST)
+    matrix = jax.make_array_from_callback(
+        (mesh.size * rows, columns), sharding, lambda index: np.ones((rows, columns), np.float32)
+    )
+
+    def bring(matrix, times):
+        def once(i, x):
+            row = jax.lax.dynamic_slice_in_dim(matrix, i % rows, 1)
+            return x + 1e-30 * jnp.max(jax.device_put(row, jax.memory.Space.Device))
+
+        return jax.lax.fori_loop(0, times * rows, once, jnp.zeros((), jnp.float32))[None]
+
+    program = _mapped(mesh, bring, (PartitionSpec(AXES), PartitionSpec()))
+    return 4.0 * matrix.size / _seconds(partial(program, matrix), repetitions)
+
+
 def tick_latency(mesh: Mesh, *, sums: int, shape: tuple[int, ...], repetitions: int = 3) -> float:
     """Seconds of a tick's communication alone: `sums` sums over cores, one hop and the four sums over the mesh that
     embedding, head and sampling take, on arrays of `shape` float32."""
@@ -62,7 +84,7 @@ def tick_latency(mesh: Mesh, *, sums: int, shape: tuple[int, ...], repetitions: 
         return jax.lax.fori_loop(0, times, tick, x)
 
     program = _mapped(mesh, run, (PartitionSpec(), PartitionSpec()), out=PartitionSpec())
-    x = jax.device_put(np.zeros(shape, np.float32), NamedSharding(mesh, PartitionSpec()))
+    x = jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=NamedSharding(mesh, PartitionSpec()))()
     return _seconds(partial(program, x), repetitions)
 
 
@@ -75,9 +97,10 @@ def _seconds(program: Callable, repetitions: int) -> float:
 
     def run(times: int) -> float:
         begin = time.perf_counter()
-        jax.block_until_ready(program(jnp.int32(times)))
+        jax.block_until_ready(program(np.int32(times)))
         return time.perf_counter() - begin
 
     run(1)
-    times = max(1, min(10_000, round(TARGET_SECONDS / max(run(1), 1e-6))))
+    # Processes whose clocks differ would else make a different number of turns, and wait for each other in the last.
+    times = int(from_leader(max(1, min(10_000, round(TARGET_SECONDS / max(run(1), 1e-6))))))
     return min(run(times) for _ in range(repetitions)) / times

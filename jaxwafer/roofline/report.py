@@ -4,6 +4,7 @@ import platform
 import resource
 import sys
 import time
+from functools import cached_property
 from importlib.metadata import version
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxwafer.engine import Engine
 from jaxwafer.model.declare import StateField, TokenField
 from jaxwafer.model.spec import ModelSpec
 from jaxwafer.pipeline.queue import Request
-from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, tick_latency
+from jaxwafer.roofline.ceiling import compute_ceiling, read_ceiling, stream_ceiling, tick_latency
 from jaxwafer.roofline.counters import Counts, Traffic, decode_traffic, imbalance
 
 
@@ -60,6 +61,7 @@ class Run:
                 engine.programs.pipeline.dtype, engine.placement.formats, engine.placement.expert_formats,
                 operations(engine.spec),
             ),
+            **({"streaming": self._streaming()} if options.stream_weights else {}),
             "versions": {p: version(p) for p in ("jaxwafer", "jax", "jaxlib")} | {"python": platform.python_version()},
         }  # fmt: skip
 
@@ -93,7 +95,10 @@ class Run:
             "latency": stats.ticks * latency,
             "host": max(self.wall - stats.decode_seconds - stats.prefill_seconds, 0.0),
         }
-        rest = stats.decode_seconds - shares["bandwidth"] - shares["latency"]
+        if engine.options.stream_weights:
+            streaming = self._streaming()
+            shares["streaming"] = streaming["bytes_per_token"] * stats.decode_tokens / streaming["ceiling_bytes_per_s"]
+        rest = stats.decode_seconds - sum(shares[s] for s in ("bandwidth", "latency", "streaming") if s in shares)
         shares["compute"] = max(rest, traffic.flops / peak)
         mbu = achieved / ceiling
         weights = {f"weights {name}": nbytes * per_token for name, nbytes in sorted(traffic.weights.items()) if nbytes}
@@ -118,6 +123,21 @@ class Run:
             "fault": "MBU above 100%: bytes were counted that were not moved, or the ceiling was measured too low"
             if mbu > 1 else None,
         }  # fmt: skip
+
+    @cached_property
+    def _stream_ceiling(self) -> float:
+        return stream_ceiling(self.engine.mesh)
+
+    def _streaming(self) -> dict:
+        """What layers brought from host memory took, and the tokens/s that their bytes allow at most."""
+        stats, place = self.engine.stats, self.engine.placement
+        moved = stats.ticks / place.schedule.period * place.wafers * place.streamed_bytes
+        each = moved / max(stats.decode_tokens, 1)
+        return {
+            "bytes_per_token": each,
+            "ceiling_bytes_per_s": self._stream_ceiling,
+            "bound_tokens_per_s": self._stream_ceiling / each if each else None,
+        }
 
     def _memory(self) -> dict:
         engine, place, cache = self.engine, self.engine.placement, self.engine.cache_shape

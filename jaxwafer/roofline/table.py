@@ -48,6 +48,10 @@ def roofline_table(report: dict) -> Table:
             amount(roof["padding_bytes_per_token"], "B"),
             f"{roof['padding_bytes_per_token'] / total:.1%}",
         )
+    if stream := report.get("streaming"):
+        row("bytes a token: streamed", amount(stream["bytes_per_token"], "B"),
+            f"from host memory at {amount(stream['ceiling_bytes_per_s'], 'B/s')}, measured: "
+            f"at most {rate(stream['bound_tokens_per_s'])}")  # fmt: skip
     row("FLOPs a token", amount(roof["flops_per_token"], "FLOP"))
     table.add_section()
     before, after = roof["ceiling_before_after_bytes_per_s"]
@@ -61,7 +65,8 @@ def roofline_table(report: dict) -> Table:
         f"of {amount(roof['ceiling_flops_per_s'], 'FLOP/s')}",
     )
     shares = roof["seconds"]
-    spent = ", ".join(f"{k} {shares[k]:.2f} s" for k in ("bandwidth", "compute", "latency", "host"))
+    parts = ("bandwidth", "streaming", "compute", "latency", "host")
+    spent = ", ".join(f"{k} {shares[k]:.2f} s" for k in parts if k in shares)
     row("bound by", roof["bound"] or "n/a", spent)
     table.add_section()
     row("tick", f"{roof['tick_s'] * 1e3:.2f} ms", f"{roof['ticks']} ticks")

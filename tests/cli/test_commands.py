@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -195,3 +196,14 @@ def test_an_interrupt_that_a_callback_lost_comes_once_more():
     main._unraisable(SimpleNamespace(exc_type=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         signal.pause()
+
+
+def test_convert_writes_a_folder_that_decodes_to_the_same_tokens(decode, expected, jaxwafer):
+    status, out, err = jaxwafer("convert", "m", "m/again", "--weights", "f32", "--shard-bytes", "30000")
+    assert (status, err) == (0, "")
+    assert out.startswith("m/again: ") and out.endswith(" of tensors\n")
+    shutil.copytree("m/again", "other")
+    shutil.rmtree("m")
+    Path("other").rename("m")
+    _, report = decode(*prompts(PROMPTS[0]))
+    assert report["outputs"][0]["tokens"] == expected[0]

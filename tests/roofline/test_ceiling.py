@@ -22,6 +22,7 @@ def test_every_ceiling_is_a_positive_finite_number(wafers, cores):
         ceiling.read_ceiling(mesh, repetitions=1),
         ceiling.compute_ceiling(mesh, jnp.float32, repetitions=1),
         ceiling.tick_latency(mesh, sums=2, shape=(2, 8), repetitions=1),
+        ceiling.stream_ceiling(mesh, repetitions=1),
     ]
     assert all(type(f) is float and np.isfinite(f) and f > 0 for f in figures)
 
@@ -33,6 +34,7 @@ def test_a_ceiling_is_the_work_of_all_devices_over_the_seconds_of_a_turn(monkeyp
     assert ceiling.read_ceiling(mesh) == (1 << 20) / 2
     assert ceiling.compute_ceiling(mesh, jnp.float32) == 4 * 2 * 1024**3 / 2
     assert ceiling.tick_latency(mesh, sums=2, shape=(1, 8)) == 2.0
+    assert ceiling.stream_ceiling(mesh) == (1 << 20) / 2
 
 
 def test_the_best_of_the_repetitions_is_taken_over_its_turns(monkeypatch):

@@ -228,3 +228,24 @@ def test_the_table_says_what_the_report_says(report):
     assert np.isclose(
         float(rows["decode, all requests"][0].split()[0]), report["totals"]["decode_tokens_per_s"], atol=0.06
     )
+
+
+def test_streamed_weights_are_counted_and_bound_what_is_possible(monkeypatch):
+    ceilings(monkeypatch, CEILING)
+    monkeypatch.setattr(module, "stream_ceiling", lambda mesh: 1e6)
+    streamed = engine(
+        checkpoint(num_hidden_layers=3), mesh="2x1", max_context=32, prefill_chunk=32, stream_weights=True
+    )
+    report = measure(streamed, ([1, 4, 5], Sampling(max_new_tokens=5)))
+    place = streamed.placement
+    # Both wafers have two slots; that the second one's last is empty spares it nothing.
+    layer = place.layer_bytes(place.mixers[0]) + place.layer_bytes(place.mlps[0])
+    assert place.streamed_bytes == 2 * layer
+    moved = report["roofline"]["ticks"] * 2 * 2 * layer
+    assert report["streaming"] == {
+        "bytes_per_token": moved / 4, "ceiling_bytes_per_s": 1e6, "bound_tokens_per_s": 1e6 / (moved / 4),
+    }  # fmt: skip
+    assert report["roofline"]["seconds"]["streaming"] == pytest.approx(moved / 1e6)
+    assert report["roofline"]["bound"] == "streaming"
+    cells = [list(column.cells) for column in roofline_table(report).columns]
+    assert cells[2][cells[0].index("bytes a token: streamed")].startswith("from host memory at 1 MB/s")

@@ -1,0 +1,58 @@
+"""Weights that stay in host memory and are brought to the device layer by layer."""
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxwafer.ops.operations import Operations
+from jaxwafer.quant.array import QuantizedArray
+
+# The kind of memory that layers' weights wait in. Every platform has it; on CPUs it is the same memory.
+HOST = "pinned_host"
+
+
+def bring(stack: dict, position: jax.Array) -> dict:
+    """A layer of a stack of weights in host memory, [1, …], on the device: a copy that XLA runs beside whatever does
+    not need it, where the platform can."""
+
+    def one(leaf):
+        return jax.device_put(jax.lax.dynamic_slice_in_dim(leaf, position, 1), jax.memory.Space.Device)
+
+    return jax.tree.map(one, stack)
+
+
+@flax.struct.dataclass
+class Brought:
+    """A weight of one layer, [1, …], which answers for whatever layer of its stack it is asked: what runs a layer says
+    one position, in the stack and in the cache."""
+
+    array: jax.Array | QuantizedArray
+
+    def __getitem__(self, index):
+        rest = index[1:] if isinstance(index, tuple) else ()
+        return self.array[(0, *rest)]
+
+    @property
+    def values(self) -> jax.Array:
+        return self.array.values
+
+
+class BroughtOperations:
+    """`Operations` on weights that are `Brought`."""
+
+    def __init__(self, ops: Operations):
+        self._ops = ops
+
+    def matmul(self, x: jax.Array, weight: Brought, layer: jax.Array) -> jax.Array:
+        return self._ops.matmul(x, weight.array, jnp.zeros_like(layer))
+
+    def expert_matmul(self, x: jax.Array, weight: Brought, layer: jax.Array, experts: jax.Array) -> jax.Array:
+        return self._ops.expert_matmul(x, weight.array, jnp.zeros_like(layer), experts)
+
+    def __getattr__(self, name: str):
+        return getattr(self._ops, name)
+
+
+def brought(weights: dict) -> dict:
+    """{name: weight [1, …]} → {name: `Brought`}."""
+    return {name: Brought(weight) for name, weight in weights.items()}
