@@ -107,8 +107,7 @@ def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
         for key in outer:
             place = place.get(key) or {}
         if not isinstance(place.get(inner, 0.0), int | float | None) or (not outer and inner not in fields):
-            known = [*Hardware.__struct_fields__[2:], *Constants.__struct_fields__[2:]]
-            raise UserError(f"there is no figure {name!r}; there are {', '.join(known)}")
+            raise UserError(f"there is no figure {name!r}; there are {', '.join(_figures(device))}")
         place[inner] = int(number) if number.is_integer() else number
         try:
             made = msgspec.convert(fields, type(getattr(device, part)))
@@ -116,6 +115,18 @@ def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
             raise UserError(f"--set {text}: {error}") from None
         device = msgspec.structs.replace(device, **{part: made}, sources=device.sources | {name: "set by hand"})
     return device
+
+
+def _figures(device: Description) -> list[str]:
+    """The names that `with_figures` takes; what holds several figures by those of its parts."""
+    names = []
+    for part in (device.hardware, device.constants):
+        for name, value in msgspec.to_builtins(part).items():
+            if isinstance(value, dict):
+                names += [f"{name}.{inner}" for inner in value]
+            elif not isinstance(value, str) and (name, value) != ("fabric", None):
+                names.append(name)
+    return names
 
 
 def measured() -> Description:

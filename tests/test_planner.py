@@ -186,6 +186,10 @@ def test_power_and_price_give_tokens_a_megawatt_and_a_dollar():
         ("hop_s=fast", "should be NAME=NUMBER"),
         ("speed=3", "there is no figure 'speed'; there are memory_bytes, "),
         ("name=3", "there is no figure 'name'"),
+        (
+            "flops=1e15",
+            r"'flops'; there are memory_bytes, memory_bytes_per_s, flops.bf16, hop_s.*, fabric.cores",
+        ),
         ("memory_bytes=-1", "--set memory_bytes=-1: Expected `float`"),
         ("overhead=0.5", "--set overhead=0.5: Expected `float` >= 1.0"),
     ],

@@ -3,8 +3,6 @@
 import math
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Annotated
 
 import jax
 import numpy as np
@@ -16,6 +14,7 @@ from jaxwafer.cli.run import (
     NOTES,
     ModelFlags,
     OptionalInt,
+    OptionalPath,
     check_writable,
     print_table,
     use_compilation_cache,
@@ -45,9 +44,9 @@ class Compile(ModelFlags):
     """requests that travel together"""
     micro_batches: OptionalInt = None
     """micro-batches in flight (default: one a wafer)"""
-    partition: Path | None = None
+    partition: OptionalPath = None
     """compile the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    json: OptionalPath = None
     """write the report to this file"""
 
     def run(self) -> None:

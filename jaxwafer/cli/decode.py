@@ -4,7 +4,6 @@ import contextlib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import jax
 import msgspec
@@ -16,6 +15,7 @@ from jaxwafer.cli.run import (
     NOTES,
     ModelFlags,
     OptionalInt,
+    OptionalPath,
     OptionalText,
     check_writable,
     load,
@@ -45,7 +45,7 @@ class Decode(ModelFlags):
     """a name from checkpoints/, a Hugging Face folder, or a GGUF file"""
     prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """a prompt; may be given several times"""
-    prompts_file: Path | None = None
+    prompts_file: OptionalPath = None
     """JSON lines: strings, or objects with "prompt" and any sampling field, such as {"prompt": "Hi", "seed": 3}"""
     raw: bool = False
     """do not apply the chat template of an instruct model"""
@@ -69,13 +69,13 @@ class Decode(ModelFlags):
     """end a text where this would appear; may be given several times"""
     ignore_eos: bool = False
     """go on past end-of-sequence tokens"""
-    partition: Path | None = None
+    partition: OptionalPath = None
     """run the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    json: OptionalPath = None
     """write the report to this file"""
     stream_weights: bool = False
     """keep the layers' weights in host memory and bring them to the devices layer by layer"""
-    trace: Path | None = None
+    trace: OptionalPath = None
     """write a profiler trace into this folder"""
     distributed: bool = False
     """run as one of several processes, as Slurm, Open MPI, Kubernetes or Cloud TPU say, or the next three flags"""

@@ -1,7 +1,6 @@
 """`jaxwafer plan`: how many wafers, which layer where, how many requests, how fast."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -15,12 +14,12 @@ from jaxwafer.cli.plan_tables import (
     sweep_table,
     wafer_table,
 )
-from jaxwafer.cli.run import OptionalInt, check_writable, print_table, write_file, write_json
+from jaxwafer.cli.run import OptionalInt, OptionalPath, check_writable, print_table, write_file, write_json
 from jaxwafer.errors import UserError
 from jaxwafer.partition.file import document, simulation_fields
 from jaxwafer.partition.simulate import Arrival, poisson, simulate_plan
 
-OptionalFloat = Annotated[float | None, tyro.conf.arg(constructor=float, metavar="FLOAT")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(constructor=float, metavar="FLOAT", help_behavior_hint="")]
 
 
 @dataclass(kw_only=True)
@@ -71,11 +70,11 @@ class Plan:
     """of simulated requests, at random (default: all at once)"""
     row: OptionalInt = None
     """the plan of this row of the first table, instead of the best"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    json: OptionalPath = None
     """write the plan to this file, for decode --partition"""
-    plot: Path | None = None
+    plot: OptionalPath = None
     """write pictures to this PNG file"""
-    html: Path | None = None
+    html: OptionalPath = None
     """write a page with tables and pictures to this file; it needs no network"""
 
     def run(self) -> None:
@@ -95,19 +94,11 @@ class Plan:
                 raise UserError(f"--row must be from 1 to {len(result.plans)}, not {self.row}")
             plan = result.plans[self.row - 1]
         load = self._load(plan) if self.simulate else []
-        print_table(choice_table(result, plan))
-        for reason in dict.fromkeys(result.refused.values()):
-            names = ", ".join(n.replace("_", "-") for n, r in result.refused.items() if r == reason)
-            print(f"none by {names}: {reason}")
-        print_table(wafer_table(plan))
-        print_table(breakdown_table(plan))
-        print_table(outcome_table(plan, self.target_tokens_per_second))
-        print_table(sweep_table(plan))
         fields = document(plan, result.plans, result.refused)
         if self.simulate:
-            found = simulate_plan(plan, load)
-            print_table(simulation_table(plan, found))
-            fields["simulation"] = simulation_fields(found, plan)
+            simulated = simulate_plan(plan, load)
+            fields["simulation"] = simulation_fields(simulated, plan)
+        # Files first: a reader of the tables may go away, as `| head` does.
         if self.json:
             write_json(self.json, fields)
         # Drawing takes a second to import.
@@ -119,6 +110,16 @@ class Plan:
             from jaxwafer.picture.page import page
 
             write_file(self.html, page(result, plan).encode())
+        print_table(choice_table(result, plan))
+        for reason in dict.fromkeys(result.refused.values()):
+            names = ", ".join(n.replace("_", "-") for n, r in result.refused.items() if r == reason)
+            print(f"none by {names}: {reason}")
+        print_table(wafer_table(plan))
+        print_table(breakdown_table(plan))
+        print_table(outcome_table(plan, self.target_tokens_per_second))
+        print_table(sweep_table(plan))
+        if self.simulate:
+            print_table(simulation_table(plan, simulated))
 
     def _check_load(self) -> None:
         for name, least in (("simulate", 1), ("output_tokens", 1), ("prompt_tokens", 0)):

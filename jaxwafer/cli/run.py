@@ -25,8 +25,9 @@ NOTES = Console(stderr=True, **PLAIN)
 
 
 # Without this the help and every message offer the word None as a value.
-OptionalInt = Annotated[int | None, tyro.conf.arg(constructor=int, metavar="INT")]
-OptionalText = Annotated[str | None, tyro.conf.arg(constructor=str, metavar="TEXT")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(constructor=int, metavar="INT", help_behavior_hint="")]
+OptionalText = Annotated[str | None, tyro.conf.arg(constructor=str, metavar="TEXT", help_behavior_hint="")]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(constructor=Path, metavar="PATH", help_behavior_hint="")]
 
 
 @dataclass(kw_only=True)

@@ -50,8 +50,10 @@ class Problem:
                 raise UserError(f"--{name} must be at most {MOST}, not {getattr(self, name)}")
         if self.vocabulary not in VOCABULARY:
             raise UserError(f"unknown --vocabulary {self.vocabulary!r}; choose one of {', '.join(VOCABULARY)}")
-        if not 0 <= self.change_cost < 1e6 or not 1 <= self.accepted < 1e3:
-            raise UserError("--change-cost must be 0 or more, and --accepted 1 or more")
+        if not 0 <= self.change_cost < 1e6:
+            raise UserError(f"--change-cost must be at least 0 and below 1e6, not {self.change_cost:g}")
+        if not 1 <= self.accepted < 1e3:
+            raise UserError(f"--accepted must be at least 1 and below 1000, not {self.accepted:g}")
         limit = self.model.max_context
         if limit is not None and self.context > limit:
             raise UserError(f"--context {self.context} is more than the {limit} positions that {self.model.name} has")

@@ -44,6 +44,16 @@ def test_pictures_are_written(folder, jaxwafer):
     assert Path("p.html").read_text().endswith("</html>")
 
 
+def test_files_are_whole_when_the_reader_of_the_tables_goes_away(folder, jaxwafer, monkeypatch):
+    def gone(table):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("jaxwafer.cli.plan.print_table", gone)
+    status, out, err = jaxwafer(*PLAN, "--strategy", "minmax", "--json", "plan.json", "--html", "p.html")
+    assert (status, out, err) == (141, "", "")
+    assert json.loads(Path("plan.json").read_text())["plan"]["strategy"] == "minmax" and Path("p.html").exists()
+
+
 def test_a_strategy_of_ones_own_is_named_by_its_file(folder, jaxwafer):
     Path("own.py").write_text(
         "from jaxwafer.partition.plan import uniform\n"
@@ -115,8 +125,8 @@ def test_rows_are_printed_with_their_errors(jaxwafer, tmp_path):
         ([*PLAN, "--micro-batch", "0"], "--micro-batch must be at least 1, not 0"),
         ([*PLAN, "--most-layers", "0"], "--most-layers must be at least 1, not 0"),
         ([*PLAN, "--requests", "1e3"], "--requests should be a whole number, not '1e3' (see: jaxwafer plan --help)"),
-        ([*PLAN, "--change-cost", "-1"], "--change-cost must be 0 or more, and --accepted 1 or more"),
-        ([*PLAN, "--accepted", "nan"], "--change-cost must be 0 or more, and --accepted 1 or more"),
+        ([*PLAN, "--change-cost", "-1"], "--change-cost must be at least 0 and below 1e6, not -1"),
+        ([*PLAN, "--accepted", "nan"], "--accepted must be at least 1 and below 1000, not nan"),
         ([*PLAN, "--vocabulary", "x"], "unknown --vocabulary 'x'; choose one of room, mesh, ends"),
         ([*PLAN, "--weights", "x"], "unknown weight policy 'x'; choose one of native, "),
         ([*PLAN, "--kv-cache", "x"], "unknown KV cache format 'x'; choose one of fp8, bf16, f32"),
@@ -145,6 +155,7 @@ def test_rows_are_printed_with_their_errors(jaxwafer, tmp_path):
         ([*PLAN, "--html", "."], "--html . cannot be written: give a file in a folder that is yours"),
         (["decode", "m", "--prompt", "t1", "--partition", "no.json"], "cannot read --partition no.json: No such file"),
         (["decode", "m", "--prompt", "t1", "--partition", "m/config.json"], "--partition m/config.json is not a plan "),
+        (["calibrate", "this-machine"], "this-machine has no constants to fit: plan measures its rates"),
         (["calibrate", "h200"], "there are no measured rows of h200"),
         (["calibrate", "wse-3", "--rows", "no.toml"], "cannot read --rows no.toml: No such file or directory"),
     ],
