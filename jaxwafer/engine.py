@@ -97,7 +97,11 @@ class Engine:
     def _check_memory(self) -> None:
         """Refuse what no device can hold: a CPU would not say so, but be killed once it writes to it."""
         cache, held = self.cache_shape, device_memory(self.mesh)
-        wafer = self.placement.allocated_bytes + cache.blocks * cache.block_bytes
+        weights = self.placement.allocated_bytes
+        if self.options.stream_weights and self.mesh.local_devices[0].platform != "cpu":
+            # A layer at work and the next one; a CPU's device memory is the host's.
+            weights = self.placement.global_bytes + 2 * sum(map(self.placement.layer_bytes, self.placement.stacks))
+        wafer = weights + cache.blocks * cache.block_bytes
         needed = -(-wafer // self.placement.cores)
         if held is not None and needed > held:
             raise UserError(

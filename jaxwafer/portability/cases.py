@@ -1,4 +1,4 @@
-"""The fixed set of decodes that every platform runs: small random models with every mixer, every format, three meshes."""
+"""The fixed set of decodes that every platform runs: small random models, every mixer, every format, three meshes."""
 
 from dataclasses import dataclass
 

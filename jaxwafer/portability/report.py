@@ -69,7 +69,7 @@ def markdown(report: dict) -> str:
     if report["targets"]:
         lines += [
             "## Compiled for TPUs that are not here", "",
-            "| target | model | program | compile | arguments | peak | bytes of a round, of the counted | copied whole |",
+            "| target | model | program | compile | arguments | peak | bytes / counted | copied whole |",
             "|---|---|---|---|---|---|---|---|",
         ]  # fmt: skip
         for target in report["targets"]:

@@ -1,12 +1,19 @@
 """Weights that are brought layer by layer, against the same weights on the device."""
 
+import importlib.util
+
 import jax
 import numpy as np
 import pytest
 from support import checkpoint, config, engine, greedy, random_checkpoint
 from tiny_k3 import tiny_k3
 
+from jaxwafer.mesh import MeshShape
+from jaxwafer.model import spec_from_config
+from jaxwafer.options import Options, prepare
 from jaxwafer.pipeline.queue import Sampling
+from jaxwafer.quant.formats import FORMATS
+from jaxwafer.topology import tpu_target
 
 PROMPTS = [[5, 17, 3], [90, 4], list(range(30, 45))]
 MIXTURE = config(architectures=["Qwen3MoeForCausalLM"], num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
@@ -46,3 +53,18 @@ def test_what_is_on_the_device_does_not_grow_with_the_layers():
     layer = sum(place.layer_bytes(stack) for stack in place.stacks)
     assert few.programs.temp_bytes == many.programs.temp_bytes < 4 * layer
     assert np.isfinite(many.score(PROMPTS[2])).all()
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="no libtpu here; pip install 'jaxwafer[tpu]'")
+def test_on_a_tpu_layers_wait_in_host_memory_and_their_copies_start_ahead():
+    target = tpu_target("v5e:2x2", MeshShape(2, 2))
+    fields = config(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=512,
+                    num_hidden_layers=8)  # fmt: skip
+    options = Options(mesh="2x2", max_context=256, stream_weights=True)
+    formats = lambda _, weight: FORMATS["bf16" if weight.matrix else "f32"]  # noqa: E731
+    programs = prepare(spec_from_config(fields), formats, target.mesh, options)
+    program, place = programs.decode(filters=False), programs.pipeline.placement
+    layers = (place.allocated_bytes - place.global_bytes) // place.cores
+    memory = program.memory_analysis()
+    assert memory.host_argument_size_in_bytes >= layers > memory.argument_size_in_bytes - programs.cache.allocated_bytes
+    assert "slice-start" in program.as_text() or "copy-start" in program.as_text()
