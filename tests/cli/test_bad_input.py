@@ -24,7 +24,7 @@ RUN = ("decode", "m", *PROMPT)
     "argv, message",
     [
         ([], "no command given; choose one of decode, fetch, inspect, plan, calibrate, devices, score, "
-         "compile (see: jaxwafer --help)"),
+         "compile, bench (see: jaxwafer --help)"),
         (["decod", "m"], "there is no command 'decod'; choose one of decode, "),
         (["--mesh", "1x1"], "there is no command '--mesh'; choose one of decode, "),
         (["decode"], "decode needs MODEL (see: jaxwafer decode --help)"),
