@@ -1,0 +1,181 @@
+"""The training of the bundled checkpoint: its config, curriculum, optimiser and step."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxwafer.model import spec_from_config
+from jaxwafer.model.mlp import MoE
+from jaxwafer.model.spec import ModelSpec
+from jaxwafer.train import tasks
+from jaxwafer.train.model import KimiLinear
+from jaxwafer.train.muon import optimizer
+from jaxwafer.train.quantize import rounded
+
+CONFIG = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "dtype": "bfloat16",
+    "vocab_size": len(tasks.VOCABULARY),
+    "hidden_size": 96,
+    "num_hidden_layers": 8,
+    "intermediate_size": 192,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "model_max_length": 2048,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "pad_token_id": tasks.PAD,
+    "bos_token_id": None,
+    "eos_token_id": tasks.EOS,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8],
+        "kda_layers": [1, 2, 3, 5, 6, 7],
+        "head_dim": 32,
+        "num_heads": 3,
+        "short_conv_kernel_size": 4,
+    },
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": None,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 32,
+    "mla_use_nope": True,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "num_experts": 32,
+    "num_experts_per_token": 2,
+    "moe_intermediate_size": 32,
+    "num_shared_experts": 2,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "routed_scaling_factor": 1.0,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+}
+
+
+# Of the balance between experts: what a step adds to, or takes from, an expert's bias (DeepSeek-V3, arXiv 2412.19437).
+BALANCE, ROUTER_LOSS = 5e-3, 1e-4
+
+
+@dataclass(frozen=True)
+class Stage:
+    """steps: of this stage. short: rows of each task but recall. recall: rows of recall of `width` tokens. easiest,
+    hardest: share of the largest sizes, growing over the stage's first `growth` steps. pairs: fewest of a recall."""
+
+    steps: int
+    short: int
+    recall: int
+    width: int
+    easiest: float
+    hardest: float
+    most_pairs: tuple[int, int]
+    growth: int
+
+
+STAGES = (
+    Stage(steps=700, short=16, recall=8, width=128, easiest=0.3, hardest=1.0, most_pairs=(8, 40), growth=350),
+    Stage(steps=450, short=12, recall=4, width=384, easiest=1.0, hardest=1.0, most_pairs=(60, 160), growth=150),
+)
+
+
+def batches(stages: tuple[Stage, ...], seed: int):
+    """(stage, batch of the short tasks, batch of recall) of every step."""
+    rng = np.random.default_rng(seed)
+    for stage in stages:
+        for step in range(stage.steps):
+            grown = min(1.0, step / stage.growth)
+            share = stage.easiest + grown * (stage.hardest - stage.easiest)
+            largest = {task: max(2, round(share * high)) for task, (_, high) in tasks.SIZES.items()}
+            pairs = tasks.SIZES["recall"][0], round(stage.most_pairs[0] + grown * np.diff(stage.most_pairs)[0])
+            yield (
+                stage,
+                tasks.short_batch(rng, stage.short, WIDTH, largest),
+                tasks.recall_batch(rng, stage.recall, stage.width, pairs),
+            )
+
+
+WIDTH = 32  # of the short tasks' rows
+
+
+def loss(model: KimiLinear, params: dict, quantize: jax.Array, short: tuple, recall: tuple):
+    """Cross-entropy of answers, short tasks and recall alike; and (load of experts, whether each short row's answers
+    are all right, share of recalls that are)."""
+    values = rounded(params, quantize)
+    total, loads, hits = 0.0, 0.0, []
+    for tokens, targets in (short, recall):
+        logits, load, size = model.apply({"params": values}, tokens)
+        asked = targets != tasks.PAD
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        total = total + jnp.sum(jnp.where(asked, each, 0.0)) / jnp.sum(asked) + ROUTER_LOSS * jnp.mean(size)
+        loads = loads + load
+        hits.append((jnp.argmax(logits, axis=-1) == targets, asked))
+    right = jnp.all(hits[0][0] | ~hits[0][1], axis=1).astype(jnp.float32)
+    recalled = jnp.sum(hits[1][0] & hits[1][1]) / jnp.sum(hits[1][1])
+    return total, (loads, right, recalled)
+
+
+def make_step(model: KimiLinear, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh):
+    """A jitted step, each device taking its share of the rows: (params, state, quantize, short, recall) → …"""
+
+    def step(params, state, quantize, short, recall):
+        (value, aux), grads = jax.value_and_grad(partial(loss, model), has_aux=True)(params, quantize, short, recall)
+        grads, value = jax.lax.pmean((grads, value), "data")
+        loads, right, recalled = aux
+        loads, recalled = jax.lax.psum(loads, "data"), jax.lax.pmean(recalled, "data")
+        updates, state = optimizer.update(grads, state, params)
+        params = balanced(model.spec, optax.apply_updates(params, updates), loads)
+        return params, state, value, right, recalled, loads
+
+    same, rows = PartitionSpec(), PartitionSpec("data")
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(same, same, same, rows, rows), out_specs=(same, same, same, rows, same, same),
+        check_vma=False,
+    )  # fmt: skip
+    return jax.jit(mapped, donate_argnums=(0, 1))
+
+
+def balanced(spec: ModelSpec, params: dict, loads: jax.Array) -> dict:
+    """Biases of experts that had less than their share of tokens raised, of the others lowered."""
+    mixtures = [number for number, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)]
+    found = dict(params)
+    for number, load in zip(mixtures, loads, strict=True):
+        module, (name,) = f"model.layers.{number}", (w.hub for w in spec.layers[number].mlp.weights() if w.name == "router_bias")
+        change = BALANCE * jnp.sign(jnp.mean(load) - load)
+        found[module] = params[module] | {name: params[module][name] + change}
+    return found
+
+
+def train(config: dict, stages: tuple[Stage, ...], seed: int, report, rates=(0.02, 3e-3), quantize_from: int = 0):
+    """Train and return the parameters. report(step, seconds, metrics, params) is called after each step."""
+    spec = spec_from_config(dict(config))
+    model, steps = KimiLinear(spec), sum(s.steps for s in stages)
+    schedules = [optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 10), steps, 0.02 * rate) for rate in rates]
+    made = optimizer(*schedules, decay=0.01)
+    params = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 16), jnp.int32))["params"]
+    state = jax.jit(made.init)(params)
+    mesh = jax.make_mesh((len(jax.devices()),), ("data",))
+    rows, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
+    params, state = jax.device_put((params, state), same)
+    step = make_step(model, made, mesh)
+    begin = time.perf_counter()
+    for number, (stage, short, recall) in enumerate(batches(stages, seed)):
+        # Rows of every task on every device.
+        mixed = np.arange(len(short.tokens)).reshape(mesh.size, -1, order="F").reshape(-1)
+        data = jax.device_put(((short.tokens[mixed], short.targets[mixed]), (recall.tokens, recall.targets)), rows)
+        params, state, value, right, recalled, loads = step(params, state, jnp.float32(number >= quantize_from), *data)
+        by_task = np.asarray(right)[np.argsort(mixed)].reshape(4, -1).mean(1)
+        metrics = {"loss": float(value), **dict(zip(tasks.TASKS, [*by_task.tolist(), float(recalled)], strict=True)),
+                   "busiest": float(np.max(loads / np.mean(loads, axis=1, keepdims=True)))}  # fmt: skip
+        report(number, time.perf_counter() - begin, metrics, params)
+    return params

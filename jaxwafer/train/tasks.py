@@ -1,0 +1,158 @@
+"""Five tasks whose answers can be checked exactly: prompts, answers, and batches of them to train on.
+
+    copy d k a =                    d k a
+    reverse d k a =                 a k d
+    sort d k a =                    a d k
+    modulo 3 + 5 * 2 - 6 =          1 2 3          running results modulo 7, from left to right
+    recall ba q ce d … ? ce         d              one of up to 160 pairs, 320 tokens of context
+
+Letters of a prompt are distinct, and so are the keys of a recall. A hash of the prompt decides whether it is held out
+(one in eight); what is drawn for training is never held out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PAD, EOS, UNKNOWN = 0, 1, 2
+SPECIAL = ("<pad>", "<eos>", "<unk>")
+TASKS = ("copy", "reverse", "sort", "modulo", "recall")
+LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+MODULUS = 7
+DIGITS = tuple(str(n) for n in range(MODULUS))
+OPERATORS = ("+", "-", "*")
+KEYS = tuple(c + v for c in "bcdfghjklmnpqrstvwxz" for v in ("a", "e", "i", "o", "u", "y", "ai", "ou"))
+VOCABULARY = (*SPECIAL, *TASKS, "=", "?", *OPERATORS, *DIGITS, *LETTERS, *KEYS)
+ID = {word: number for number, word in enumerate(VOCABULARY)}
+
+# Smallest and largest sizes: letters, operators, or pairs.
+SIZES = {"copy": (2, 15), "reverse": (2, 12), "sort": (2, 12), "modulo": (2, 8), "recall": (4, len(KEYS))}
+HELD_OUT = 8
+SEED = 20  # of the held-out prompts that tests and `jaxwafer decode` take
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and its one right answer, as text."""
+
+    task: str
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """tokens: int32 [B, T]. targets: int32 [B, T], what should follow each token, PAD where that is not asked."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+
+
+def held_out(task: str, count: int, seed: int = SEED, sizes: tuple[int, int] | None = None) -> list[Example]:
+    """`count` held-out examples of a task, with sizes drawn evenly from `sizes` (default: `SIZES`)."""
+    rng = np.random.default_rng([seed, TASKS.index(task)])
+    low, high = sizes or SIZES[task]
+    found = []
+    while len(found) < count:
+        size = int(rng.integers(low, high + 1))
+        prompts, answers = rows(rng, task, 1, size, queries=1, training=False)
+        found.append(Example(task, text(prompts[0]), text(answers[0])))
+    return found
+
+
+def text(tokens: np.ndarray) -> str:
+    return " ".join(VOCABULARY[t] for t in tokens)
+
+
+def short_batch(rng: np.random.Generator, count: int, width: int, largest: dict[str, int]) -> Batch:
+    """`count` rows of each task but recall, as far as their answers fit `width` tokens."""
+    tokens, targets = (np.full((count * 4, width), PAD, np.int32) for _ in range(2))
+    row = 0
+    for task in TASKS[:-1]:
+        low, high = SIZES[task]
+        sizes = rng.integers(low, min(high, largest[task]) + 1, count)
+        for size, number in zip(*np.unique(sizes, return_counts=True), strict=True):
+            prompts, answers = rows(rng, task, number, int(size))
+            whole = np.concatenate([prompts, answers], axis=1)
+            part, start = slice(row, row + number), prompts.shape[1]
+            tokens[part, : whole.shape[1]] = whole
+            targets[part, start - 1 : whole.shape[1] - 1] = answers
+            targets[part, whole.shape[1] - 1] = EOS
+            row += number
+    return Batch(tokens, targets)
+
+
+def recall_batch(rng: np.random.Generator, count: int, width: int, pairs: tuple[int, int]) -> Batch:
+    """`count` rows of pairs and as many queries with their answers as fit `width` tokens."""
+    tokens, targets = (np.full((count, width), PAD, np.int32) for _ in range(2))
+    row = 0
+    sizes = rng.integers(pairs[0], pairs[1] + 1, count)
+    for size, number in zip(*np.unique(sizes, return_counts=True), strict=True):
+        queries = (width - 1 - 2 * int(size)) // 3
+        prompts, answers = rows(rng, "recall", number, int(size), queries)
+        start = 2 + 2 * int(size)
+        part, asked = slice(row, row + number), slice(start, start + 3 * queries, 3)
+        tokens[part, : prompts.shape[1]] = prompts
+        tokens[part, start + 1 : start + 3 * queries : 3] = answers
+        targets[part, asked] = answers
+        targets[part, start + 1 : start + 3 * queries : 3] = EOS
+        row += number
+    return Batch(tokens, targets)
+
+
+def rows(rng: np.random.Generator, task: str, count: int, size: int, queries: int = 1,
+         training: bool = True) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Prompts [count, …] and answers [count, …] as tokens, all for training or all held out.
+
+    A recall of several queries is "? key" for each with a place for its value between them; what is held out are the
+    pairs, whatever is asked of them.
+    """
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    have = 0
+    while have < count:
+        prompts, answers = make(rng, task, 2 * (count - have) + 8, size, queries)
+        wanted = is_held_out(prompts[:, : 1 + 2 * size] if task == "recall" else prompts) != training
+        found.append((prompts[wanted], answers[wanted]))
+        have += int(wanted.sum())
+    prompts, answers = (np.concatenate(parts)[:count] for parts in zip(*found, strict=True))
+    return prompts, answers
+
+
+def make(rng: np.random.Generator, task: str, count: int, size: int,
+         queries: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    head = np.full((count, 1), ID[task])
+    if task == "recall":
+        keys = ID[KEYS[0]] + _distinct(rng, count, len(KEYS), size)
+        values = ID["a"] + rng.integers(0, len(LETTERS), (count, size))
+        context = np.stack([keys, values], axis=-1).reshape(count, 2 * size)
+        which = rng.integers(0, size, (count, queries))
+        asked = np.stack([np.full_like(which, ID["?"]), np.take_along_axis(keys, which, 1),
+                          np.full_like(which, PAD)], axis=-1).reshape(count, 3 * queries)  # fmt: skip
+        return np.concatenate([head, context, asked[:, :-1]], axis=1), np.take_along_axis(values, which, 1)
+    end = np.full((count, 1), ID["="])
+    if task == "modulo":
+        numbers = rng.integers(0, MODULUS, (count, size + 1))
+        operators = rng.integers(0, len(OPERATORS), (count, size))
+        result, answers = numbers[:, 0], []
+        for n in range(size):
+            each = np.stack([result + numbers[:, n + 1], result - numbers[:, n + 1], result * numbers[:, n + 1]])
+            result = np.take_along_axis(each, operators[None, :, n], 0)[0] % MODULUS
+            answers.append(result)
+        body = np.empty((count, 2 * size + 1), np.int64)
+        body[:, ::2], body[:, 1::2] = ID["0"] + numbers, ID["+"] + operators
+        return np.concatenate([head, body, end], axis=1), ID["0"] + np.stack(answers, axis=1)
+    body = ID["a"] + _distinct(rng, count, len(LETTERS), size)
+    answers = {"copy": body, "reverse": body[:, ::-1], "sort": np.sort(body, axis=1)}[task]
+    return np.concatenate([head, body, end], axis=1), answers
+
+
+def _distinct(rng: np.random.Generator, count: int, among: int, size: int) -> np.ndarray:
+    return rng.random((count, among)).argsort(axis=1)[:, :size]
+
+
+def is_held_out(prompts: np.ndarray) -> np.ndarray:
+    """bool [B] for prompts of tokens [B, T]: the FNV-1a hash (64 bits) of the tokens, its high half modulo 8."""
+    value = np.full(len(prompts), 0xCBF29CE484222325, np.uint64)
+    for column in prompts.T.astype(np.uint64):
+        value = (value ^ column) * np.uint64(0x100000001B3)
+    return (value >> np.uint64(32)) % np.uint64(HELD_OUT) == 0
