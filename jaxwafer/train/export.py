@@ -42,7 +42,9 @@ def export(params: dict, config: dict, folder: Path) -> None:
         stored |= packed(name, array) if quantized(name) else {name: plain(name, array)}
     safetensors.numpy.save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", config | {"quantization_config": QUANTIZATION})
-    write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": tasks.EOS, "pad_token_id": tasks.PAD})
+    write_json(
+        folder / "generation_config.json", {"do_sample": False, "eos_token_id": tasks.EOS, "pad_token_id": tasks.PAD}
+    )
     write_tokenizer(folder)
 
 

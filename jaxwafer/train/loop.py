@@ -1,6 +1,6 @@
 """The training of the bundled checkpoint: its config, curriculum, optimiser and step."""
 
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,9 +14,10 @@ from jaxwafer.model import spec_from_config
 from jaxwafer.model.mlp import MoE
 from jaxwafer.model.spec import ModelSpec
 from jaxwafer.train import tasks
-from jaxwafer.train.model import KimiLinear
+from jaxwafer.train.model import CHUNK, KimiLinear
 from jaxwafer.train.muon import optimizer
 from jaxwafer.train.quantize import rounded
+from jaxwafer.train.tasks import Batch
 
 CONFIG = {
     "architectures": ["KimiLinearForCausalLM"],
@@ -64,6 +65,9 @@ CONFIG = {
 }
 
 
+WIDTH = 32  # of the short tasks' rows
+QUANTIZE_FROM = 350  # the step from which weights are rounded as the file will hold them
+MUON_RATE, ADAM_RATE, WEIGHT_DECAY = 0.02, 3e-3, 0.01
 # Of the balance between experts: what a step adds to, or takes from, an expert's bias (DeepSeek-V3, arXiv 2412.19437).
 BALANCE, ROUTER_LOSS = 5e-3, 1e-4
 
@@ -89,8 +93,8 @@ STAGES = (
 )
 
 
-def batches(stages: tuple[Stage, ...], seed: int):
-    """(stage, batch of the short tasks, batch of recall) of every step."""
+def batches(stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[Batch, Batch]]:
+    """(batch of the short tasks, batch of recall) of every step."""
     rng = np.random.default_rng(seed)
     for stage in stages:
         for step in range(stage.steps):
@@ -99,13 +103,9 @@ def batches(stages: tuple[Stage, ...], seed: int):
             largest = {task: max(2, round(share * high)) for task, (_, high) in tasks.SIZES.items()}
             pairs = tasks.SIZES["recall"][0], round(stage.most_pairs[0] + grown * np.diff(stage.most_pairs)[0])
             yield (
-                stage,
                 tasks.short_batch(rng, stage.short, WIDTH, largest),
                 tasks.recall_batch(rng, stage.recall, stage.width, pairs),
             )
-
-
-WIDTH = 32  # of the short tasks' rows
 
 
 def loss(model: KimiLinear, params: dict, quantize: jax.Array, short: tuple, recall: tuple):
@@ -150,32 +150,34 @@ def balanced(spec: ModelSpec, params: dict, loads: jax.Array) -> dict:
     mixtures = [number for number, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)]
     found = dict(params)
     for number, load in zip(mixtures, loads, strict=True):
-        module, (name,) = f"model.layers.{number}", (w.hub for w in spec.layers[number].mlp.weights() if w.name == "router_bias")
+        module = f"model.layers.{number}"
+        (bias,) = (w.hub for w in spec.layers[number].mlp.weights() if w.name == "router_bias")
         change = BALANCE * jnp.sign(jnp.mean(load) - load)
-        found[module] = params[module] | {name: params[module][name] + change}
+        found[module] = params[module] | {bias: params[module][bias] + change}
     return found
 
 
-def train(config: dict, stages: tuple[Stage, ...], seed: int, report, rates=(0.02, 3e-3), quantize_from: int = 0):
-    """Train and return the parameters. report(step, seconds, metrics, params) is called after each step."""
-    spec = spec_from_config(dict(config))
-    model, steps = KimiLinear(spec), sum(s.steps for s in stages)
-    schedules = [optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 10), steps, 0.02 * rate) for rate in rates]
-    made = optimizer(*schedules, decay=0.01)
-    params = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, 16), jnp.int32))["params"]
-    state = jax.jit(made.init)(params)
+def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[dict[str, float], dict]]:
+    """(metrics, parameters) after each step, until the next takes the parameters' place. The metrics: loss, the share of
+    rows of each short task, and of recalls, that are right, and the busiest expert's load in multiples of the mean."""
+    model, steps = KimiLinear(spec_from_config(dict(config))), sum(stage.steps for stage in stages)
+    muon, adam = (
+        optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 10), steps, 0.02 * rate)
+        for rate in (MUON_RATE, ADAM_RATE)
+    )
+    made = optimizer(muon, adam, WEIGHT_DECAY)
+    params = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, CHUNK), jnp.int32))["params"]
     mesh = jax.make_mesh((len(jax.devices()),), ("data",))
     rows, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
-    params, state = jax.device_put((params, state), same)
+    params, state = jax.device_put((params, jax.jit(made.init)(params)), same)
     step = make_step(model, made, mesh)
-    begin = time.perf_counter()
-    for number, (stage, short, recall) in enumerate(batches(stages, seed)):
+    for number, (short, recall) in enumerate(batches(stages, seed)):
         # Rows of every task on every device.
         mixed = np.arange(len(short.tokens)).reshape(mesh.size, -1, order="F").reshape(-1)
         data = jax.device_put(((short.tokens[mixed], short.targets[mixed]), (recall.tokens, recall.targets)), rows)
-        params, state, value, right, recalled, loads = step(params, state, jnp.float32(number >= quantize_from), *data)
-        by_task = np.asarray(right)[np.argsort(mixed)].reshape(4, -1).mean(1)
-        metrics = {"loss": float(value), **dict(zip(tasks.TASKS, [*by_task.tolist(), float(recalled)], strict=True)),
-                   "busiest": float(np.max(loads / np.mean(loads, axis=1, keepdims=True)))}  # fmt: skip
-        report(number, time.perf_counter() - begin, metrics, params)
-    return params
+        quantize = jnp.float32(number >= QUANTIZE_FROM)
+        params, state, value, right, recalled, loads = step(params, state, quantize, *data)
+        by_task = np.asarray(right)[np.argsort(mixed)].reshape(len(tasks.TASKS) - 1, -1).mean(axis=1)
+        hits = dict(zip(tasks.TASKS, [*by_task.tolist(), float(recalled)], strict=True))
+        busiest = float(jnp.max(loads / jnp.mean(loads, axis=1, keepdims=True)))
+        yield {"loss": float(value), **hits, "busiest": busiest}, params

@@ -121,7 +121,9 @@ def kda(kind: KDA, w: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     taps = jnp.concatenate([w[f"{n}_conv"] for n in "qkv"])[:, 0]
     heads = jax.nn.silu(convolve(inputs[..., :channels], taps))
     f, g, b = jnp.split(inputs[..., channels:], (kind.decay_rank, kind.decay_rank + kind.gate_rank), axis=-1)
-    q, k, v = (einops.rearrange(a, "b t (h d) -> b h t d", h=kind.heads) for a in jnp.split(heads, (keys, 2 * keys), -1))
+    q, k, v = (
+        einops.rearrange(a, "b t (h d) -> b h t d", h=kind.heads) for a in jnp.split(heads, (keys, 2 * keys), -1)
+    )
     z = einops.rearrange(f @ w["f_b"].T + w["dt_bias"], "b t (h d) -> b h t d", h=kind.heads)
     decay = -jnp.exp(w["a_log"][0, 0])[:, :, None] * jax.nn.softplus(z)
     beta = einops.rearrange(jax.nn.sigmoid(b), "b t h -> b h t 1")

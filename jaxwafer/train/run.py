@@ -1,0 +1,91 @@
+"""The program behind `scripts/train_tiny`: trains, prints progress, and writes the checkpoint with its card."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import tyro
+
+from jaxwafer.cache_dir import cache_folder
+from jaxwafer.model import spec_from_config
+from jaxwafer.train import tasks
+from jaxwafer.train.export import export
+from jaxwafer.train.loop import CONFIG, QUANTIZE_FROM, STAGES, WIDTH, train
+
+
+@dataclass(kw_only=True)
+class Train:
+    """Train a small Kimi Linear on five tasks and write it in the hub's layout."""
+
+    out: Path
+    """the folder to write"""
+    seed: int = 0
+    """of the initial weights and of the prompts"""
+    devices: int = os.cpu_count() or 1
+    """virtual devices that share the rows of a step: one a core"""
+    every: int = 50
+    """steps between lines of progress"""
+
+    def run(self) -> None:
+        jax.config.update("jax_num_cpu_devices", self.devices)
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
+        begin, steps = time.perf_counter(), sum(stage.steps for stage in STAGES)
+        recent: dict[str, list[float]] = {}
+
+        for number, (metrics, params) in enumerate(train(CONFIG, STAGES, self.seed), 1):
+            for name, value in metrics.items():
+                recent.setdefault(name, []).append(value)
+            if number % self.every == 0 or number == steps:
+                shown = "  ".join(f"{name} {np.mean(values):.3f}" for name, values in recent.items())
+                print(f"{number}/{steps}  {(time.perf_counter() - begin) / 60:.1f} min  {shown}", flush=True)
+                recent.clear()
+        export(params, CONFIG, self.out)
+        minutes = (time.perf_counter() - begin) / 60
+        (self.out / "README.md").write_text(card(self.seed, self.devices, minutes))
+        print(f"wrote {self.out} after {minutes:.1f} minutes")
+
+
+def card(seed: int, devices: int, minutes: float) -> str:
+    spec = spec_from_config(dict(CONFIG))
+    steps = sum(stage.steps for stage in STAGES)
+    tokens = sum(stage.steps * (4 * stage.short * WIDTH + stage.recall * stage.width) for stage in STAGES)
+    low, high = tasks.SIZES["recall"]
+    return f"""---
+license: apache-2.0
+pipeline_tag: text-generation
+tags: [kimi_linear, compressed-tensors]
+---
+# tiny-kimi-linear
+
+A small Kimi Linear (`KimiLinearForCausalLM`), trained from nothing on tasks whose answers can be checked exactly. It
+tests engines: a broken state, cache, pipeline hop or quantiser shows as wrong answers. It knows no language.
+
+- {spec.parameters:,} parameters, {spec.active_parameters:,} of them active: 8 layers (6 of Kimi Delta Attention, 2 of
+  latent attention), the first with a dense MLP and the others with 2 of {CONFIG["num_experts"]} experts and shared ones.
+- Matrices in int4, groups of 32, as compressed-tensors packs them; routers, decays, gates, norms, embedding and head in
+  bfloat16.
+- Words separated by spaces: letters a to z, digits 0 to 6, {len(tasks.KEYS)} syllables, five names of tasks. No chat
+  template. Answers end with `<eos>`.
+
+| task | prompt | answer |
+|---|---|---|
+| copy | `copy d k a =` | `d k a` |
+| reverse | `reverse d k a =` | `a k d` |
+| sort | `sort d k a =` | `a d k` |
+| modulo | `modulo 3 + 5 * 2 - 6 =` | `1 2 3`, running results modulo 7, from left to right |
+| recall | `recall ba q ce d … ? ce` | `d`, one of {low} to {high} pairs |
+
+Trained by `scripts/train_tiny` in {minutes:.0f} minutes on {devices} CPU cores (seed {seed}, {steps} steps,
+{tokens / 1e6:.1f} million tokens, padding included): Muon and AdamW, cross-entropy of answers alone, prompts that grow
+over each of two stages, the second with up to {high} pairs, biases of the router balanced without a loss, and from step
+{QUANTIZE_FROM} on the int4 and bfloat16 rounding of the file, with a straight-through gradient. One prompt in eight, by a
+hash, is held out of training; held-out accuracy is in the repository's README.
+"""
+
+
+if __name__ == "__main__":
+    tyro.cli(Train).run()
