@@ -1,4 +1,4 @@
-"""Trained parameters as a folder in the hub's layout: int4 groups packed as compressed-tensors does, the rest bfloat16."""
+"""Trained parameters as a folder in the hub's layout: int4 groups as compressed-tensors packs them, others bfloat16."""
 
 import json
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ QUANTIZATION = {
             "input_activations": None,
             "output_activations": None,
             "weights": {
-                "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, "dynamic": False,
-                "actorder": None, "observer": "minmax",
+                "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True,
+                "dynamic": False, "actorder": None, "observer": "minmax",
             },
         },
     },

@@ -158,8 +158,11 @@ def balanced(spec: ModelSpec, params: dict, loads: jax.Array) -> dict:
 
 
 def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[dict[str, float], dict]]:
-    """(metrics, parameters) after each step, until the next takes the parameters' place. The metrics: loss, the share of
-    rows of each short task, and of recalls, that are right, and the busiest expert's load in multiples of the mean."""
+    """(metrics, parameters) after each step, until the next takes the parameters' place.
+
+    Metrics: loss, the share of rows of each short task, and of recalls, that are right, and the busiest expert's load
+    in multiples of the mean.
+    """
     model, steps = KimiLinear(spec_from_config(dict(config))), sum(stage.steps for stage in stages)
     muon, adam = (
         optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 10), steps, 0.02 * rate)

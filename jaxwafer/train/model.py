@@ -18,8 +18,9 @@ from jaxwafer.model.mlp import DenseMLP, MoE
 from jaxwafer.model.spec import Layer, ModelSpec
 
 UNIT_EPS = LATENT_EPS = 1e-6
-# Tokens of a chunk of the delta rule: decays are divided by that of the middle one, so e^(8·|g|) must be a float32.
-CHUNK = 16
+# Tokens of a chunk of the delta rule. Decays are divided by that of its middle, and e^(8·10) is still a float32: decays
+# below e^−10 a token count as that.
+CHUNK, LOWEST = 16, -10.0
 
 
 class KimiLinear(nn.Module):
@@ -161,13 +162,15 @@ def delta_rule(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax
         return einops.rearrange(a, "(n x) c d -> n x c d", n=padded // CHUNK)
 
     q, k, v, g, beta = map(split, (q, k, v, g, beta))
-    lower = jnp.tri(CHUNK)
-    total = jnp.einsum("ts,nsk->ntk", lower, g)
+    lower = np.tri(CHUNK, dtype=bool)
+    total = jnp.einsum("ts,nsk->ntk", lower.astype(np.float32), jnp.maximum(g, LOWEST))
     last, middle = total[:, -1:], total[:, CHUNK // 2 - 1 : CHUNK // 2]
     up, grown = jnp.exp(total - middle), jnp.exp(total)
     left = jnp.concatenate([beta * k * up, q * up], axis=1)
     both = jnp.einsum("ntk,nsk->nts", left, k * jnp.exp(middle - total))
-    inverse, b = invert(both[:, :CHUNK] * (lower - jnp.eye(CHUNK))), both[:, CHUNK:] * lower
+    # Of pairs that do not count the products may overflow.
+    inverse = invert(jnp.where(np.tri(CHUNK, k=-1, dtype=bool), both[:, :CHUNK], 0.0))
+    b = jnp.where(lower, both[:, CHUNK:], 0.0)
     known = jnp.einsum("nts,nsd->ntd", inverse, jnp.concatenate([beta * v, beta * k * grown], axis=-1))
     own, through = jnp.split(known, (v.shape[-1],), axis=-1)
 

@@ -1,6 +1,6 @@
 """Muon (K. Jordan, 2024) for the matrices of layers, AdamW for the rest, as one optax transformation.
 
-Newton-Schulz iterations run on stacks of matrices of one shape: a few batched products instead of hundreds of small ones.
+Newton-Schulz iterations run on stacks of matrices of one shape: a few batched products, not hundreds of small ones.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Quantisation-aware training: the values that the exported file will hold, with the gradient of those that are trained."""
+"""Quantisation-aware training: the values that the exported file will hold, with the gradient of the trained ones."""
 
 import re
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxwafer.quant.formats import Format, int4
 
 FORM = int4(32, "bfloat16")
-# Modules that stay in bfloat16, as patterns of compressed-tensors: routers, head, and what decays and gates are made of.
+# Modules that stay in bfloat16, as patterns of compressed-tensors: routers, head, and what makes decays and gates.
 IGNORE = ("lm_head", r"re:.*\.gate$", r"re:.*\.(b|f_a|f_b|g_a|g_b)_proj$")
 # Tensors that are float32 on the hub.
 WIDE = ("A_log", "dt_bias", "e_score_correction_bias")

@@ -35,7 +35,6 @@ class Train:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
         begin, steps = time.perf_counter(), sum(stage.steps for stage in STAGES)
         recent: dict[str, list[float]] = {}
-
         for number, (metrics, params) in enumerate(train(CONFIG, STAGES, self.seed), 1):
             for name, value in metrics.items():
                 recent.setdefault(name, []).append(value)
@@ -43,7 +42,8 @@ class Train:
                 shown = "  ".join(f"{name} {np.mean(values):.3f}" for name, values in recent.items())
                 print(f"{number}/{steps}  {(time.perf_counter() - begin) / 60:.1f} min  {shown}", flush=True)
                 recent.clear()
-        export(params, CONFIG, self.out)
+            trained = params
+        export(trained, CONFIG, self.out)
         minutes = (time.perf_counter() - begin) / 60
         (self.out / "README.md").write_text(card(self.seed, self.devices, minutes))
         print(f"wrote {self.out} after {minutes:.1f} minutes")
@@ -64,10 +64,11 @@ tags: [kimi_linear, compressed-tensors]
 A small Kimi Linear (`KimiLinearForCausalLM`), trained from nothing on tasks whose answers can be checked exactly. It
 tests engines: a broken state, cache, pipeline hop or quantiser shows as wrong answers. It knows no language.
 
-- {spec.parameters:,} parameters, {spec.active_parameters:,} of them active: 8 layers (6 of Kimi Delta Attention, 2 of
-  latent attention), the first with a dense MLP and the others with 2 of {CONFIG["num_experts"]} experts and shared ones.
-- Matrices in int4, groups of 32, as compressed-tensors packs them; routers, decays, gates, norms, embedding and head in
-  bfloat16.
+- {spec.parameters:,} parameters, {spec.active_parameters:,} of them active: 8 layers, 6 of Kimi Delta Attention
+  and 2 of latent attention, the first with a dense MLP, the others with 2 of {CONFIG["num_experts"]} experts and shared
+  ones.
+- Matrices in int4, groups of 32, as compressed-tensors packs them; routers, decays, gates, norms, embedding and head
+  in bfloat16.
 - Words separated by spaces: letters a to z, digits 0 to 6, {len(tasks.KEYS)} syllables, five names of tasks. No chat
   template. Answers end with `<eos>`.
 
@@ -81,9 +82,9 @@ tests engines: a broken state, cache, pipeline hop or quantiser shows as wrong a
 
 Trained by `scripts/train_tiny` in {minutes:.0f} minutes on {devices} CPU cores (seed {seed}, {steps} steps,
 {tokens / 1e6:.1f} million tokens, padding included): Muon and AdamW, cross-entropy of answers alone, prompts that grow
-over each of two stages, the second with up to {high} pairs, biases of the router balanced without a loss, and from step
-{QUANTIZE_FROM} on the int4 and bfloat16 rounding of the file, with a straight-through gradient. One prompt in eight, by a
-hash, is held out of training; held-out accuracy is in the repository's README.
+over each of two stages, the second with up to {high} pairs, biases of the router balanced without a loss, and from
+step {QUANTIZE_FROM} on the int4 and bfloat16 rounding of the file, with a straight-through gradient. One prompt in
+eight, by a hash, is held out of training; held-out accuracy is in the repository's README.
 """
 
 

@@ -151,8 +151,10 @@ def _distinct(rng: np.random.Generator, count: int, among: int, size: int) -> np
 
 
 def is_held_out(prompts: np.ndarray) -> np.ndarray:
-    """bool [B] for prompts of tokens [B, T]: the FNV-1a hash (64 bits) of the tokens, its high half modulo 8."""
+    """bool [B] for prompts of tokens [B, T]: their FNV-1a hash (64 bits), mixed as MurmurHash3 ends, modulo 8."""
     value = np.full(len(prompts), 0xCBF29CE484222325, np.uint64)
     for column in prompts.T.astype(np.uint64):
         value = (value ^ column) * np.uint64(0x100000001B3)
-    return (value >> np.uint64(32)) % np.uint64(HELD_OUT) == 0
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        value = (value ^ (value >> np.uint64(33))) * np.uint64(factor)
+    return (value >> np.uint64(33)) % np.uint64(HELD_OUT) == 0
