@@ -74,54 +74,61 @@ BALANCE, ROUTER_LOSS = 5e-3, 1e-4
 
 @dataclass(frozen=True)
 class Stage:
-    """steps: of this stage. short: rows of each task but recall. recall: rows of recall of `width` tokens. easiest,
-    hardest: share of the largest sizes, growing over the stage's first `growth` steps. pairs: fewest of a recall."""
+    """steps: of this stage. short: rows of each task but recall. recall: rows of recall, of `width` tokens and at most
+    `pairs` pairs."""
 
     steps: int
     short: int
     recall: int
     width: int
-    easiest: float
-    hardest: float
-    most_pairs: tuple[int, int]
-    growth: int
+    pairs: int
 
 
 STAGES = (
-    Stage(steps=700, short=16, recall=8, width=128, easiest=0.3, hardest=1.0, most_pairs=(8, 40), growth=350),
-    Stage(steps=450, short=12, recall=4, width=384, easiest=1.0, hardest=1.0, most_pairs=(60, 160), growth=150),
+    Stage(steps=700, short=16, recall=8, width=128, pairs=40),
+    Stage(steps=450, short=12, recall=4, width=384, pairs=160),
 )
 
 
-def batches(stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[Batch, Batch]]:
-    """(batch of the short tasks, batch of recall) of every step."""
-    rng = np.random.default_rng(seed)
-    for stage in stages:
-        for step in range(stage.steps):
-            grown = min(1.0, step / stage.growth)
-            share = stage.easiest + grown * (stage.hardest - stage.easiest)
-            largest = {task: max(2, round(share * high)) for task, (_, high) in tasks.SIZES.items()}
-            pairs = tasks.SIZES["recall"][0], round(stage.most_pairs[0] + grown * np.diff(stage.most_pairs)[0])
-            yield (
-                tasks.short_batch(rng, stage.short, WIDTH, largest),
-                tasks.recall_batch(rng, stage.recall, stage.width, pairs),
-            )
+class Curriculum:
+    """The largest size of each task for now, which grows while the recent share of right answers is high."""
+
+    FIRST = {"copy": 4.0, "reverse": 4.0, "sort": 4.0, "modulo": 2.0, "recall": 5.0}
+    MEMORY, HIGH, GROWTH = 0.8, 0.85, 1.04
+
+    def __init__(self):
+        self.sizes, self.right = dict(self.FIRST), dict.fromkeys(self.FIRST, 0.0)
+
+    def update(self, right: dict[str, float]) -> None:
+        for task, share in right.items():
+            self.right[task] = self.MEMORY * self.right[task] + (1 - self.MEMORY) * share
+            if self.right[task] > self.HIGH:
+                self.sizes[task] = min(tasks.SIZES[task][1], self.GROWTH * self.sizes[task])
+
+    def batches(self, rng: np.random.Generator, stage: Stage) -> tuple[Batch, Batch]:
+        """The next batch of the short tasks, and that of recall."""
+        self.sizes["recall"] = min(self.sizes["recall"], stage.pairs)
+        largest = {task: round(size) for task, size in self.sizes.items()}
+        pairs = tasks.SIZES["recall"][0], largest["recall"]
+        short = tasks.short_batch(rng, stage.short, WIDTH, largest)
+        return short, tasks.recall_batch(rng, stage.recall, stage.width, pairs)
 
 
 def loss(model: KimiLinear, params: dict, quantize: jax.Array, short: tuple, recall: tuple):
     """Cross-entropy of answers, short tasks and recall alike; and (load of experts, whether each short row's answers
     are all right, share of recalls that are)."""
-    values = rounded(params, quantize)
+    weights = rounded(params, quantize)
     total, loads, hits = 0.0, 0.0, []
     for tokens, targets in (short, recall):
-        logits, load, size = model.apply({"params": values}, tokens)
+        logits, load, size = model.apply({"params": weights}, tokens)
         asked = targets != tasks.PAD
         each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         total = total + jnp.sum(jnp.where(asked, each, 0.0)) / jnp.sum(asked) + ROUTER_LOSS * jnp.mean(size)
         loads = loads + load
         hits.append((jnp.argmax(logits, axis=-1) == targets, asked))
     right = jnp.all(hits[0][0] | ~hits[0][1], axis=1).astype(jnp.float32)
-    recalled = jnp.sum(hits[1][0] & hits[1][1]) / jnp.sum(hits[1][1])
+    values = hits[1][1] & (recall[1] != tasks.EOS)
+    recalled = jnp.sum(hits[1][0] & values) / jnp.sum(values)
     return total, (loads, right, recalled)
 
 
@@ -160,8 +167,8 @@ def balanced(spec: ModelSpec, params: dict, loads: jax.Array) -> dict:
 def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[dict[str, float], dict]]:
     """(metrics, parameters) after each step, until the next takes the parameters' place.
 
-    Metrics: loss, the share of rows of each short task, and of recalls, that are right, and the busiest expert's load
-    in multiples of the mean.
+    Metrics: loss, the share of rows of each short task, and of recalls, that are right, the largest sizes, and the
+    busiest expert's load in multiples of the mean.
     """
     model, steps = KimiLinear(spec_from_config(dict(config))), sum(stage.steps for stage in stages)
     muon, adam = (
@@ -174,7 +181,9 @@ def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[
     rows, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
     params, state = jax.device_put((params, jax.jit(made.init)(params)), same)
     step = make_step(model, made, mesh)
-    for number, (short, recall) in enumerate(batches(stages, seed)):
+    rng, curriculum = np.random.default_rng(seed), Curriculum()
+    for number, stage in enumerate(each for each in stages for _ in range(each.steps)):
+        short, recall = curriculum.batches(rng, stage)
         # Rows of every task on every device.
         mixed = np.arange(len(short.tokens)).reshape(mesh.size, -1, order="F").reshape(-1)
         data = jax.device_put(((short.tokens[mixed], short.targets[mixed]), (recall.tokens, recall.targets)), rows)
@@ -182,5 +191,7 @@ def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[
         params, state, value, right, recalled, loads = step(params, state, quantize, *data)
         by_task = np.asarray(right)[np.argsort(mixed)].reshape(len(tasks.TASKS) - 1, -1).mean(axis=1)
         hits = dict(zip(tasks.TASKS, [*by_task.tolist(), float(recalled)], strict=True))
+        curriculum.update(hits)
         busiest = float(jnp.max(loads / jnp.mean(loads, axis=1, keepdims=True)))
-        yield {"loss": float(value), **hits, "busiest": busiest}, params
+        sizes = {f"{task}≤": size for task, size in curriculum.sizes.items()}
+        yield {"loss": float(value), **hits, **sizes, "busiest": busiest}, params

@@ -15,10 +15,10 @@ def answer(prompt: str) -> str:
         return dict(zip(pairs[::2], pairs[1::2], strict=True))[key]
     assert words.pop() == "="
     if task == "modulo":
-        results, total = [], int(words[0])
-        for operator, number in zip(words[1::2], words[2::2], strict=True):
+        results, total = [], 0
+        for name, operator, number in zip(words[::3], words[1::3], words[2::3], strict=True):
             total = {"+": total + int(number), "-": total - int(number), "*": total * int(number)}[operator] % 7
-            results.append(str(total))
+            results += [name, str(total)]
         return " ".join(results)
     assert len(set(words)) == len(words)
     return " ".join({"copy": words, "reverse": words[::-1], "sort": sorted(words)}[task])
@@ -30,7 +30,7 @@ def answer(prompt: str) -> str:
         ("copy d k a =", "d k a"),
         ("reverse d k a =", "a k d"),
         ("sort d k a =", "a d k"),
-        ("modulo 3 + 5 * 2 - 6 =", "1 2 3"),
+        ("modulo d + 3 k + 5 a * 2 =", "d 3 k 1 a 2"),
         ("recall ba q ce d ? ce", "d"),
     ],
 )
@@ -45,8 +45,9 @@ def test_held_out_prompts_have_right_answers_and_every_size(task):
     assert all(example.answer == answer(example.prompt) for example in found)
     assert found == tasks.held_out(task, 200) != tasks.held_out(task, 200, seed=1)
     low, high = tasks.SIZES[task]
-    per = {"recall": 2, "modulo": 2}.get(task, 1)
-    sizes = [(len(e.prompt.split()) - (3 if task in ("modulo", "recall") else 2)) // per for e in found]
+    # Words that a prompt has besides those of its size, and words for each.
+    other, each = {"recall": (3, 2), "modulo": (2, 3)}.get(task, (2, 1))
+    sizes = [(len(e.prompt.split()) - other) // each for e in found]
     assert low <= min(sizes) <= low + 3 and high - 3 <= max(sizes) <= high
 
 
