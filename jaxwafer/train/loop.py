@@ -152,6 +152,17 @@ def make_step(model: KimiLinear, optimizer: optax.GradientTransformation, mesh: 
     return jax.jit(mapped, donate_argnums=(0, 1))
 
 
+def matched(params: dict) -> dict:
+    """Queries begin as keys are, so that a token finds what is kept under it."""
+    same = {"self_attn.q_proj.weight": "self_attn.k_proj.weight"}
+    return {
+        module: weights | {q: jnp.copy(weights[k]) for q, k in same.items() if k in weights}
+        if isinstance(weights, dict)
+        else weights
+        for module, weights in params.items()
+    }
+
+
 def balanced(spec: ModelSpec, params: dict, loads: jax.Array) -> dict:
     """Biases of experts that had less than their share of tokens raised, of the others lowered."""
     mixtures = [number for number, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)]
@@ -177,6 +188,7 @@ def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[
     )
     made = optimizer(muon, adam, WEIGHT_DECAY)
     params = jax.jit(model.init)(jax.random.key(seed), jnp.zeros((1, CHUNK), jnp.int32))["params"]
+    params = matched(params)
     mesh = jax.make_mesh((len(jax.devices()),), ("data",))
     rows, same = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
     params, state = jax.device_put((params, jax.jit(made.init)(params)), same)

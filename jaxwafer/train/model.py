@@ -84,7 +84,8 @@ def declare(module: nn.Module, weights: tuple[Weight, ...]) -> dict[str, jax.Arr
 
 
 def initializer(weight: Weight):
-    """Normal with 1/√inputs, less for what adds to the residual stream; decays from 1/1000 to 1/3 a token."""
+    """Normal with 1/√inputs, less for what adds to the residual stream; decays from 1/1000 to 1/3 a token; convolutions
+    that pass a query's or value's own token, and for every channel of a key one of the four."""
 
     def normal(key, shape, dtype=jnp.float32):
         scale = {"o": 0.25, "down": 0.25, "shared_down_proj": 0.25, "head": 0.5}.get(weight.name, 1.0)
@@ -93,12 +94,19 @@ def initializer(weight: Weight):
     def rates(key, shape, dtype=jnp.float32):
         return jax.random.uniform(key, shape, dtype, jnp.log(0.5), jnp.log(4.0))
 
+    def last_token(key, shape, dtype=jnp.float32):
+        return jax.nn.one_hot(shape[-1] - 1, shape[-1]) + 0.1 * jax.random.normal(key, shape, dtype)
+
+    def any_token(key, shape, dtype=jnp.float32):
+        tap = jax.random.randint(key, shape[:-1], 0, shape[-1])
+        return jax.nn.one_hot(tap, shape[-1]) + 0.1 * jax.random.normal(key, shape, dtype)
+
     def steps(key, shape, dtype=jnp.float32):
         step = jnp.exp(jax.random.uniform(key, shape, dtype, jnp.log(1e-3), jnp.log(0.1)))
         return step + jnp.log(-jnp.expm1(-step))
 
     if weight.name.endswith("conv"):
-        return lambda key, shape, dtype=jnp.float32: 0.5 * jax.random.normal(key, shape, dtype)
+        return any_token if weight.name == "k_conv" else last_token
     if weight.name == "embedding":
         return nn.initializers.normal(0.5)
     if weight.matrix or weight.name == "router":

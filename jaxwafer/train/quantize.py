@@ -39,8 +39,9 @@ def rounded(params: dict, amount: jax.Array) -> dict:
 def group_rounded(x: jax.Array, form: Format) -> jax.Array:
     """x [..., N, K] through symmetric 4-bit groups, as `quant.convert.quantize` rounds."""
     grouped = x.reshape(*x.shape[:-1], -1, form.group)
-    # Behind a barrier, since XLA would multiply by a rounded 1/7.
-    seven = jax.lax.optimization_barrier(jnp.float32(7))
-    scale = (jnp.max(jnp.abs(grouped), axis=-1, keepdims=True) / seven).astype(form.scale).astype(jnp.float32)
+    largest = jnp.max(jnp.abs(grouped), axis=-1, keepdims=True)
+    # By one number XLA would multiply with its rounded inverse instead, and now and then round to another scale.
+    sevens = 0 * largest + 7
+    scale = (largest / sevens).astype(form.scale).astype(jnp.float32)
     ratio = jnp.where(scale != 0, grouped / jnp.where(scale != 0, scale, 1.0), 0.0)
     return (jnp.clip(jnp.round(ratio), -7, 7) * scale).reshape(x.shape)

@@ -14,15 +14,22 @@ from jaxwafer.train.loop import CONFIG
 from jaxwafer.train.model import KimiLinear
 from jaxwafer.train.quantize import WIDE, quantized, rounded
 
+# Of every kind of layer one.
+SMALL = CONFIG | {
+    "num_hidden_layers": 3,
+    "num_experts": 3,
+    "linear_attn_config": CONFIG["linear_attn_config"] | {"full_attn_layers": [3], "kda_layers": [1, 2]},
+}
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Random parameters of the shapes that the modules declare, and the folder made of them."""
-    spec, rng = spec_from_config(dict(CONFIG)), np.random.default_rng(0)
+    spec, rng = spec_from_config(dict(SMALL)), np.random.default_rng(0)
     shapes = jax.eval_shape(KimiLinear(spec).init, jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
     params = jax.tree.map(lambda s: rng.standard_normal(s.shape, np.float32), shapes)
     folder = tmp_path_factory.mktemp("export") / "made"
-    export(params, CONFIG, folder)
+    export(params, SMALL, folder)
     return params, HubCheckpoint(folder)
 
 
