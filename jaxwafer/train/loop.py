@@ -66,7 +66,7 @@ CONFIG = {
 
 
 WIDTH = 32  # of the short tasks' rows
-QUANTIZE_FROM = 350  # the step from which weights are rounded as the file will hold them
+QUANTIZE_FROM = 400  # the step from which weights are rounded as the file will hold them
 MUON_RATE, ADAM_RATE, WEIGHT_DECAY = 0.02, 3e-3, 0.01
 # Of the balance between experts: what a step adds to, or takes from, an expert's bias (DeepSeek-V3, arXiv 2412.19437).
 BALANCE, ROUTER_LOSS = 5e-3, 1e-4
@@ -78,39 +78,41 @@ class Stage:
     `pairs` pairs."""
 
     steps: int
-    short: int
+    short: dict[str, int]
     recall: int
     width: int
     pairs: int
 
 
 STAGES = (
-    Stage(steps=700, short=16, recall=8, width=128, pairs=40),
-    Stage(steps=450, short=12, recall=4, width=384, pairs=160),
+    Stage(steps=850, short={"copy": 12, "reverse": 16, "sort": 16, "modulo": 20}, recall=8, width=128, pairs=40),
+    Stage(steps=500, short={"copy": 8, "reverse": 12, "sort": 12, "modulo": 16}, recall=4, width=384, pairs=160),
 )
 
 
 class Curriculum:
-    """The largest size of each task for now, which grows while the recent share of right answers is high."""
+    """The largest size of each task for now: of the short ones by step, of recall by recent success."""
 
-    FIRST = {"copy": 4.0, "reverse": 4.0, "sort": 4.0, "modulo": 2.0, "recall": 5.0}
-    MEMORY, HIGH, GROWTH = 0.8, 0.85, 1.04
+    EASY, GROWN = 0.4, 300  # the share of the largest sizes to begin with, and the step from which all are asked
+    PAIRS, MEMORY, HIGH, GROWTH = 5.0, 0.8, 0.85, 1.04
 
     def __init__(self):
-        self.sizes, self.right = dict(self.FIRST), dict.fromkeys(self.FIRST, 0.0)
+        self.pairs, self.right, self.steps = self.PAIRS, 0.0, 0
 
-    def update(self, right: dict[str, float]) -> None:
-        for task, share in right.items():
-            self.right[task] = self.MEMORY * self.right[task] + (1 - self.MEMORY) * share
-            if self.right[task] > self.HIGH:
-                self.sizes[task] = min(tasks.SIZES[task][1], self.GROWTH * self.sizes[task])
+    def update(self, recalled: float) -> None:
+        """recalled: the share of the last step's recalls that were right."""
+        self.steps += 1
+        self.right = self.MEMORY * self.right + (1 - self.MEMORY) * recalled
+        if self.right > self.HIGH:
+            self.pairs *= self.GROWTH
 
     def batches(self, rng: np.random.Generator, stage: Stage) -> tuple[Batch, Batch]:
         """The next batch of the short tasks, and that of recall."""
-        self.sizes["recall"] = min(self.sizes["recall"], stage.pairs)
-        largest = {task: round(size) for task, size in self.sizes.items()}
-        pairs = tasks.SIZES["recall"][0], largest["recall"]
+        self.pairs = min(self.pairs, stage.pairs)
+        share = min(1.0, self.EASY + (1 - self.EASY) * self.steps / self.GROWN)
+        largest = {task: round(share * tasks.SIZES[task][1]) for task in stage.short}
         short = tasks.short_batch(rng, stage.short, WIDTH, largest)
+        pairs = tasks.SIZES["recall"][0], round(self.pairs)
         return short, tasks.recall_batch(rng, stage.recall, stage.width, pairs)
 
 
@@ -178,7 +180,7 @@ def balanced(spec: ModelSpec, params: dict, loads: jax.Array) -> dict:
 def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[dict[str, float], dict]]:
     """(metrics, parameters) after each step, until the next takes the parameters' place.
 
-    Metrics: loss, the share of rows of each short task, and of recalls, that are right, the largest sizes, and the
+    Metrics: loss, the share of rows of each short task, and of recalls, that are right, the most pairs, and the
     busiest expert's load in multiples of the mean.
     """
     model, steps = KimiLinear(spec_from_config(dict(config))), sum(stage.steps for stage in stages)
@@ -201,9 +203,9 @@ def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[
         data = jax.device_put(((short.tokens[mixed], short.targets[mixed]), (recall.tokens, recall.targets)), rows)
         quantize = jnp.float32(number >= QUANTIZE_FROM)
         params, state, value, right, recalled, loads = step(params, state, quantize, *data)
-        by_task = np.asarray(right)[np.argsort(mixed)].reshape(len(tasks.TASKS) - 1, -1).mean(axis=1)
-        hits = dict(zip(tasks.TASKS, [*by_task.tolist(), float(recalled)], strict=True))
-        curriculum.update(hits)
+        ends = np.cumsum(list(stage.short.values()))[:-1]
+        by_task = [float(part.mean()) for part in np.split(np.asarray(right)[np.argsort(mixed)], ends)]
+        hits = dict(zip(stage.short, by_task, strict=True)) | {"recall": float(recalled)}
+        curriculum.update(hits["recall"])
         busiest = float(jnp.max(loads / jnp.mean(loads, axis=1, keepdims=True)))
-        sizes = {f"{task}≤": size for task, size in curriculum.sizes.items()}
-        yield {"loss": float(value), **hits, **sizes, "busiest": busiest}, params
+        yield {"loss": float(value), **hits, "pairs": curriculum.pairs, "busiest": busiest}, params

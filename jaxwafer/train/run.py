@@ -52,7 +52,7 @@ class Train:
 def card(seed: int, devices: int, minutes: float) -> str:
     spec = spec_from_config(dict(CONFIG))
     steps = sum(stage.steps for stage in STAGES)
-    tokens = sum(stage.steps * (4 * stage.short * WIDTH + stage.recall * stage.width) for stage in STAGES)
+    tokens = sum(stage.steps * (sum(stage.short.values()) * WIDTH + stage.recall * stage.width) for stage in STAGES)
     low, high = tasks.SIZES["recall"]
     return f"""---
 license: apache-2.0

@@ -64,11 +64,11 @@ def text(tokens: np.ndarray) -> str:
     return " ".join(VOCABULARY[t] for t in tokens)
 
 
-def short_batch(rng: np.random.Generator, count: int, width: int, largest: dict[str, int]) -> Batch:
-    """`count` rows of each task but recall, as far as their answers fit `width` tokens."""
-    tokens, targets = (np.full((count * 4, width), PAD, np.int32) for _ in range(2))
+def short_batch(rng: np.random.Generator, counts: dict[str, int], width: int, largest: dict[str, int]) -> Batch:
+    """`counts` rows of each task but recall, in order; `width` tokens hold the largest of `SIZES`."""
+    tokens, targets = (np.full((sum(counts.values()), width), PAD, np.int32) for _ in range(2))
     row = 0
-    for task in TASKS[:-1]:
+    for task, count in counts.items():
         low, high = SIZES[task]
         sizes = rng.integers(low, min(high, largest[task]) + 1, count)
         for size, number in zip(*np.unique(sizes, return_counts=True), strict=True):
