@@ -84,9 +84,10 @@ class Stage:
     pairs: int
 
 
+ROWS = {"copy": 8, "reverse": 16, "sort": 12, "modulo": 12}
 STAGES = (
-    Stage(steps=850, short={"copy": 12, "reverse": 16, "sort": 16, "modulo": 20}, recall=8, width=128, pairs=40),
-    Stage(steps=500, short={"copy": 8, "reverse": 12, "sort": 12, "modulo": 16}, recall=4, width=384, pairs=160),
+    Stage(steps=800, short=ROWS, recall=8, width=128, pairs=40),
+    Stage(steps=450, short=ROWS, recall=4, width=384, pairs=160),
 )
 
 

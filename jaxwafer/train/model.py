@@ -85,7 +85,7 @@ def declare(module: nn.Module, weights: tuple[Weight, ...]) -> dict[str, jax.Arr
 
 def initializer(weight: Weight):
     """Normal with 1/√inputs, less for what adds to the residual stream; decays from 1/1000 to 1/3 a token; convolutions
-    that pass a query's or value's own token, and for every channel of a key one of the four."""
+    that pass a query's own token, and for every channel of a key or value one of the four."""
 
     def normal(key, shape, dtype=jnp.float32):
         scale = {"o": 0.25, "down": 0.25, "shared_down_proj": 0.25, "head": 0.5}.get(weight.name, 1.0)
@@ -106,7 +106,7 @@ def initializer(weight: Weight):
         return step + jnp.log(-jnp.expm1(-step))
 
     if weight.name.endswith("conv"):
-        return any_token if weight.name == "k_conv" else last_token
+        return last_token if weight.name == "q_conv" else any_token
     if weight.name == "embedding":
         return nn.initializers.normal(0.5)
     if weight.matrix or weight.name == "router":

@@ -3,7 +3,7 @@
     copy d k a =                    d k a
     reverse d k a =                 a k d
     sort d k a =                    a d k
-    modulo d + 3 k + 5 a * 2 =      d 3 k 1 a 2    each step's result modulo 7, from 0 on
+    modulo d 3 k 5 a 2 =            d 3 k 1 a 3    running sums modulo 7
     recall ba q ce d … ? ce         d              one of up to 160 pairs, 320 tokens of context
 
 Letters of a prompt are distinct, and so are the keys of a recall. A hash of the prompt decides whether it is held out
@@ -20,13 +20,12 @@ TASKS = ("copy", "reverse", "sort", "modulo", "recall")
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 MODULUS = 7
 DIGITS = tuple(str(n) for n in range(MODULUS))
-OPERATORS = ("+", "-", "*")
 KEYS = tuple(c + v for c in "bcdfghjklmnpqrstvwxz" for v in ("a", "e", "i", "o", "u", "y", "ai", "ou"))
-VOCABULARY = (*SPECIAL, *TASKS, "=", "?", *OPERATORS, *DIGITS, *LETTERS, *KEYS)
+VOCABULARY = (*SPECIAL, *TASKS, "=", "?", *DIGITS, *LETTERS, *KEYS)
 ID = {word: number for number, word in enumerate(VOCABULARY)}
 
-# Smallest and largest sizes: letters, steps, or pairs.
-SIZES = {"copy": (2, 15), "reverse": (2, 12), "sort": (2, 12), "modulo": (1, 6), "recall": (4, len(KEYS))}
+# Smallest and largest sizes: letters, summands, or pairs.
+SIZES = {"copy": (2, 15), "reverse": (2, 12), "sort": (2, 12), "modulo": (2, 7), "recall": (4, len(KEYS))}
 HELD_OUT = 8
 SEED = 20  # of the held-out prompts that tests and `jaxwafer decode` take
 
@@ -131,14 +130,11 @@ def make(rng: np.random.Generator, task: str, count: int, size: int,
         return np.concatenate([head, context, asked[:, :-1]], axis=1), np.take_along_axis(values, which, 1)
     end = np.full((count, 1), ID["="])
     if task == "modulo":
-        names = ID["a"] + _distinct(rng, count, len(LETTERS), size)
-        operators, numbers = rng.integers(0, len(OPERATORS), (count, size)), rng.integers(0, MODULUS, (count, size))
-        result, results = np.zeros(count, np.int64), []
-        for operator, number in zip(operators.T, numbers.T, strict=True):
-            result = np.choose(operator, (result + number, result - number, result * number)) % MODULUS
-            results.append(result)
-        body = np.stack([names, ID["+"] + operators, ID["0"] + numbers], axis=-1).reshape(count, 3 * size)
-        answers = np.stack([names, ID["0"] + np.stack(results, axis=1)], axis=-1).reshape(count, 2 * size)
+        names, numbers = _distinct(rng, count, len(LETTERS), size), rng.integers(0, MODULUS, (count, size))
+        body, answers = (
+            np.stack([ID["a"] + names, ID["0"] + values], axis=-1).reshape(count, 2 * size)
+            for values in (numbers, np.cumsum(numbers, axis=1) % MODULUS)
+        )
         return np.concatenate([head, body, end], axis=1), answers
     body = ID["a"] + _distinct(rng, count, len(LETTERS), size)
     answers = {"copy": body, "reverse": body[:, ::-1], "sort": np.sort(body, axis=1)}[task]

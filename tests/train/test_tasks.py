@@ -16,8 +16,8 @@ def answer(prompt: str) -> str:
     assert words.pop() == "="
     if task == "modulo":
         results, total = [], 0
-        for name, operator, number in zip(words[::3], words[1::3], words[2::3], strict=True):
-            total = {"+": total + int(number), "-": total - int(number), "*": total * int(number)}[operator] % 7
+        for name, number in zip(words[::2], words[1::2], strict=True):
+            total = (total + int(number)) % 7
             results += [name, str(total)]
         return " ".join(results)
     assert len(set(words)) == len(words)
@@ -30,7 +30,7 @@ def answer(prompt: str) -> str:
         ("copy d k a =", "d k a"),
         ("reverse d k a =", "a k d"),
         ("sort d k a =", "a d k"),
-        ("modulo d + 3 k + 5 a * 2 =", "d 3 k 1 a 2"),
+        ("modulo d 3 k 5 a 2 =", "d 3 k 1 a 3"),
         ("recall ba q ce d ? ce", "d"),
     ],
 )
@@ -46,7 +46,7 @@ def test_held_out_prompts_have_right_answers_and_every_size(task):
     assert found == tasks.held_out(task, 200) != tasks.held_out(task, 200, seed=1)
     low, high = tasks.SIZES[task]
     # Words that a prompt has besides those of its size, and words for each.
-    other, each = {"recall": (3, 2), "modulo": (2, 3)}.get(task, (2, 1))
+    other, each = {"recall": (3, 2), "modulo": (2, 2)}.get(task, (2, 1))
     sizes = [(len(e.prompt.split()) - other) // each for e in found]
     assert low <= min(sizes) <= low + 3 and high - 3 <= max(sizes) <= high
 
