@@ -84,9 +84,9 @@ class Stage:
     pairs: int
 
 
-ROWS = {"copy": 8, "reverse": 16, "sort": 12, "modulo": 12}
+ROWS = {"copy": 8, "reverse": 12, "sort": 14, "modulo": 14}
 STAGES = (
-    Stage(steps=800, short=ROWS, recall=8, width=128, pairs=40),
+    Stage(steps=700, short=ROWS, recall=8, width=128, pairs=40),
     Stage(steps=450, short=ROWS, recall=4, width=384, pairs=160),
 )
 

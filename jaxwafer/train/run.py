@@ -77,7 +77,7 @@ tests engines: a broken state, cache, pipeline hop or quantiser shows as wrong a
 | copy | `copy d k a =` | `d k a` |
 | reverse | `reverse d k a =` | `a k d` |
 | sort | `sort d k a =` | `a d k` |
-| modulo | `modulo d 3 k 5 a 2 =` | `d 3 k 1 a 3`, running sums modulo 7 |
+| modulo | `modulo d 3 k 5 a 2 =` | `d 3 3 k 5 1 a 2 3`, each number with the sum so far, modulo 7 |
 | recall | `recall ba q ce d … ? ce` | `d`, one of {low} to {high} pairs |
 
 Trained by `scripts/train_tiny` in {minutes:.0f} minutes on {devices} CPU cores (seed {seed}, {steps} steps,

@@ -1,10 +1,10 @@
 """Five tasks whose answers can be checked exactly: prompts, answers, and batches of them to train on.
 
-    copy d k a =                    d k a
-    reverse d k a =                 a k d
-    sort d k a =                    a d k
-    modulo d 3 k 5 a 2 =            d 3 k 1 a 3    running sums modulo 7
-    recall ba q ce d … ? ce         d              one of up to 160 pairs, 320 tokens of context
+    copy d k a =                d k a
+    reverse d k a =             a k d
+    sort d k a =                a d k
+    modulo d 3 k 5 a 2 =        d 3 3 k 5 1 a 2 3    each number with the sum so far, modulo 7
+    recall ba q ce d … ? ce     d                    one of up to 160 pairs, 320 tokens of context
 
 Letters of a prompt are distinct, and so are the keys of a recall. A hash of the prompt decides whether it is held out
 (one in eight); what is drawn for training is never held out.
@@ -25,7 +25,7 @@ VOCABULARY = (*SPECIAL, *TASKS, "=", "?", *DIGITS, *LETTERS, *KEYS)
 ID = {word: number for number, word in enumerate(VOCABULARY)}
 
 # Smallest and largest sizes: letters, summands, or pairs.
-SIZES = {"copy": (2, 15), "reverse": (2, 12), "sort": (2, 12), "modulo": (2, 7), "recall": (4, len(KEYS))}
+SIZES = {"copy": (2, 15), "reverse": (2, 12), "sort": (2, 12), "modulo": (2, 6), "recall": (4, len(KEYS))}
 HELD_OUT = 8
 SEED = 20  # of the held-out prompts that tests and `jaxwafer decode` take
 
@@ -130,11 +130,12 @@ def make(rng: np.random.Generator, task: str, count: int, size: int,
         return np.concatenate([head, context, asked[:, :-1]], axis=1), np.take_along_axis(values, which, 1)
     end = np.full((count, 1), ID["="])
     if task == "modulo":
-        names, numbers = _distinct(rng, count, len(LETTERS), size), rng.integers(0, MODULUS, (count, size))
-        body, answers = (
-            np.stack([ID["a"] + names, ID["0"] + values], axis=-1).reshape(count, 2 * size)
-            for values in (numbers, np.cumsum(numbers, axis=1) % MODULUS)
-        )
+        names = ID["a"] + _distinct(rng, count, len(LETTERS), size)
+        # Up to a number of each prompt's own, so that many sums are small.
+        numbers = rng.integers(0, rng.integers(2, MODULUS + 1, (count, 1)), (count, size))
+        sums = np.cumsum(numbers, axis=1) % MODULUS
+        body = np.stack([names, ID["0"] + numbers], axis=-1).reshape(count, 2 * size)
+        answers = np.stack([names, ID["0"] + numbers, ID["0"] + sums], axis=-1).reshape(count, 3 * size)
         return np.concatenate([head, body, end], axis=1), answers
     body = ID["a"] + _distinct(rng, count, len(LETTERS), size)
     answers = {"copy": body, "reverse": body[:, ::-1], "sort": np.sort(body, axis=1)}[task]

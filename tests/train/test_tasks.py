@@ -18,7 +18,7 @@ def answer(prompt: str) -> str:
         results, total = [], 0
         for name, number in zip(words[::2], words[1::2], strict=True):
             total = (total + int(number)) % 7
-            results += [name, str(total)]
+            results += [name, number, str(total)]
         return " ".join(results)
     assert len(set(words)) == len(words)
     return " ".join({"copy": words, "reverse": words[::-1], "sort": sorted(words)}[task])
@@ -30,7 +30,7 @@ def answer(prompt: str) -> str:
         ("copy d k a =", "d k a"),
         ("reverse d k a =", "a k d"),
         ("sort d k a =", "a d k"),
-        ("modulo d 3 k 5 a 2 =", "d 3 k 1 a 3"),
+        ("modulo d 3 k 5 a 2 =", "d 3 3 k 5 1 a 2 3"),
         ("recall ba q ce d ? ce", "d"),
     ],
 )
