@@ -84,8 +84,6 @@ class Decode(ModelFlags):
     """write a profiler trace into this folder"""
 
     def run(self) -> None:
-        if self.mesh is None:
-            self.mesh = BUNDLED_MESH if self.model == BUNDLED else "1x1"
         asked = self._held_out()
         prompts = self._prompts(asked)
         options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
@@ -94,6 +92,8 @@ class Decode(ModelFlags):
             partition, cores = read_partition(self.partition)
             if self.mesh is None:
                 options = replace(options, mesh=f"{partition.wafers}x{cores}")
+        elif self.mesh is None and self.model == BUNDLED:
+            options = replace(options, mesh=BUNDLED_MESH)
         shape = parse_mesh(options.mesh)
         check_writable(self.json)
         if self.trace:
