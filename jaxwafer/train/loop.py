@@ -84,10 +84,10 @@ class Stage:
     pairs: int
 
 
-ROWS = {"copy": 8, "reverse": 12, "sort": 14, "modulo": 14}
+ROWS = {"copy": 6, "reverse": 10, "sort": 14, "modulo": 18}
 STAGES = (
-    Stage(steps=700, short=ROWS, recall=8, width=128, pairs=40),
-    Stage(steps=450, short=ROWS, recall=4, width=384, pairs=160),
+    Stage(steps=600, short=ROWS, recall=8, width=128, pairs=40),
+    Stage(steps=900, short=ROWS, recall=6, width=384, pairs=160),
 )
 
 
@@ -209,4 +209,4 @@ def train(config: dict, stages: tuple[Stage, ...], seed: int) -> Iterator[tuple[
         hits = dict(zip(stage.short, by_task, strict=True)) | {"recall": float(recalled)}
         curriculum.update(hits["recall"])
         busiest = float(jnp.max(loads / jnp.mean(loads, axis=1, keepdims=True)))
-        yield {"loss": float(value), **hits, "pairs": curriculum.pairs, "busiest": busiest}, params
+        yield {"loss": float(value), **hits, "pairs": min(curriculum.pairs, stage.pairs), "busiest": busiest}, params

@@ -1,6 +1,6 @@
 """The program behind `scripts/train_tiny`: trains, prints progress, and writes the checkpoint with its card."""
 
-import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 import tyro
 
 from jaxwafer.cache_dir import cache_folder
+from jaxwafer.errors import UserError
 from jaxwafer.model import spec_from_config
 from jaxwafer.train import tasks
 from jaxwafer.train.export import export
@@ -24,12 +25,21 @@ class Train:
     """the folder to write"""
     seed: int = 0
     """of the initial weights and of the prompts"""
-    devices: int = os.cpu_count() or 1
-    """virtual devices that share the rows of a step: one a core"""
+    devices: int = 2
+    """virtual devices that share the rows of a step"""
     every: int = 50
-    """steps between lines of progress"""
+    """steps between lines of progress, at each of which the folder is written anew"""
 
     def run(self) -> None:
+        rows = [n for stage in STAGES for n in (sum(stage.short.values()), stage.recall)]
+        if self.devices < 1 or self.every < 1 or any(n % self.devices for n in rows):
+            raise UserError(
+                f"devices must divide {', '.join(map(str, sorted(set(rows))))} rows, and every be at least 1"
+            )
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder --out {self.out}: {error.strerror}") from None
         jax.config.update("jax_num_cpu_devices", self.devices)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
@@ -39,14 +49,13 @@ class Train:
             for name, value in metrics.items():
                 recent.setdefault(name, []).append(value)
             if number % self.every == 0 or number == steps:
+                minutes = (time.perf_counter() - begin) / 60
                 shown = "  ".join(f"{name} {np.mean(values):.3f}" for name, values in recent.items())
-                print(f"{number}/{steps}  {(time.perf_counter() - begin) / 60:.1f} min  {shown}", flush=True)
+                print(f"{number}/{steps}  {minutes:.1f} min  {shown}", flush=True)
                 recent.clear()
-            trained = params
-        export(trained, CONFIG, self.out)
-        minutes = (time.perf_counter() - begin) / 60
+                export(params, CONFIG, self.out)
         (self.out / "README.md").write_text(card(self.seed, self.devices, minutes))
-        print(f"wrote {self.out} after {minutes:.1f} minutes")
+        print(f"wrote {self.out}")
 
 
 def card(seed: int, devices: int, minutes: float) -> str:
@@ -89,4 +98,8 @@ eight, by a hash, is held out of training; held-out accuracy is in the repositor
 
 
 if __name__ == "__main__":
-    tyro.cli(Train).run()
+    try:
+        tyro.cli(Train).run()
+    except UserError as error:
+        print(f"train_tiny: {error}", file=sys.stderr)
+        sys.exit(2)
