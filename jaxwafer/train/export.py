@@ -40,7 +40,9 @@ def export(params: dict, config: dict, folder: Path) -> None:
     stored = {}
     for name, array in hub_tensors(params):
         stored |= packed(name, array) if quantized(name) else {name: plain(name, array)}
-    safetensors.numpy.save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    safetensors.numpy.save_file(stored, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # the library makes it readable for its owner alone
     write_json(folder / "config.json", config | {"quantization_config": QUANTIZATION})
     write_json(
         folder / "generation_config.json", {"do_sample": False, "eos_token_id": tasks.EOS, "pad_token_id": tasks.PAD}

@@ -62,7 +62,7 @@ def card(seed: int, devices: int, minutes: float) -> str:
     spec = spec_from_config(dict(CONFIG))
     steps = sum(stage.steps for stage in STAGES)
     tokens = sum(stage.steps * (sum(stage.short.values()) * WIDTH + stage.recall * stage.width) for stage in STAGES)
-    low, high = tasks.SIZES["recall"]
+    pairs, asked = tasks.SIZES["recall"][1], tasks.ASKED_PAIRS[1]
     return f"""---
 license: apache-2.0
 pipeline_tag: text-generation
@@ -87,11 +87,11 @@ tests engines: a broken state, cache, pipeline hop or quantiser shows as wrong a
 | reverse | `reverse d k a =` | `a k d` |
 | sort | `sort d k a =` | `a d k` |
 | modulo | `modulo d 3 k 5 a 2 =` | `d 3 3 k 5 1 a 2 3`, each number with the sum so far, modulo 7 |
-| recall | `recall ba q ce d … ? ce` | `d`, one of {low} to {high} pairs |
+| recall | `recall ba q ce d ? ce` | `d`; {asked} pairs and {tasks.ASKED_CONTEXT} tokens before the question are safe |
 
 Trained by `scripts/train_tiny` in {minutes:.0f} minutes on {devices} CPU cores (seed {seed}, {steps} steps,
 {tokens / 1e6:.1f} million tokens, padding included): Muon and AdamW, cross-entropy of answers alone, prompts that grow
-over each of two stages, the second with up to {high} pairs, biases of the router balanced without a loss, and from
+over each of two stages, the second with up to {pairs} pairs, biases of the router balanced without a loss, and from
 step {QUANTIZE_FROM} on the int4 and bfloat16 rounding of the file, with a straight-through gradient. One prompt in
 eight, by a hash, is held out of training; held-out accuracy is in the repository's README.
 """

@@ -4,10 +4,11 @@
     reverse d k a =             a k d
     sort d k a =                a d k
     modulo d 3 k 5 a 2 =        d 3 3 k 5 1 a 2 3    each number with the sum so far, modulo 7
-    recall ba q ce d … ? ce     d                    one of up to 160 pairs, 320 tokens of context
+    recall ba q ce d ? ce       d                    one of the pairs before
 
-Letters of a prompt are distinct, and so are the keys of a recall. A hash of the prompt decides whether it is held out
-(one in eight); what is drawn for training is never held out.
+Letters of a prompt are distinct, and so are the keys of a recall. A hash of the prompt (of a recall: its pairs) decides
+whether it is held out, one in eight; what is drawn for training is never held out. Training has recalls of up to 160
+pairs. Held-out ones have up to 48, of which others were asked before, so that up to 320 tokens lie before the question.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ ID = {word: number for number, word in enumerate(VOCABULARY)}
 
 # Smallest and largest sizes: letters, summands, or pairs.
 SIZES = {"copy": (2, 15), "reverse": (2, 12), "sort": (2, 12), "modulo": (2, 6), "recall": (4, len(KEYS))}
+ASKED_PAIRS, ASKED_CONTEXT = (4, 48), 320
 HELD_OUT = 8
 SEED = 20  # of the held-out prompts that tests and `jaxwafer decode` take
 
@@ -47,16 +49,27 @@ class Batch:
     targets: np.ndarray
 
 
-def held_out(task: str, count: int, seed: int = SEED, sizes: tuple[int, int] | None = None) -> list[Example]:
-    """`count` held-out examples of a task, with sizes drawn evenly from `sizes` (default: `SIZES`)."""
+def held_out(task: str, count: int, seed: int = SEED) -> list[Example]:
+    """`count` held-out examples of a task, of all sizes alike."""
     rng = np.random.default_rng([seed, TASKS.index(task)])
-    low, high = sizes or SIZES[task]
+    low, high = ASKED_PAIRS if task == "recall" else SIZES[task]
     found = []
     while len(found) < count:
         size = int(rng.integers(low, high + 1))
         prompts, answers = rows(rng, task, 1, size, queries=1, training=False)
-        found.append(Example(task, text(prompts[0]), text(answers[0])))
+        prompt = _after_others(rng, prompts[0], size) if task == "recall" else prompts[0]
+        found.append(Example(task, text(prompt), text(answers[0])))
     return found
+
+
+def _after_others(rng: np.random.Generator, prompt: np.ndarray, size: int) -> np.ndarray:
+    """A recall in which some other pairs were asked and answered before its question."""
+    pairs, question = prompt[1 : 1 + 2 * size].reshape(size, 2), prompt[-2:]
+    others = pairs[pairs[:, 0] != question[1]]
+    count = rng.integers(0, (ASKED_CONTEXT - len(prompt)) // 3 + 1)
+    answered = others[rng.integers(0, len(others), count)]
+    before = np.insert(answered, 0, ID["?"], axis=1).reshape(-1)
+    return np.concatenate([prompt[:-2], before, question])
 
 
 def text(tokens: np.ndarray) -> str:

@@ -10,9 +10,13 @@ def answer(prompt: str) -> str:
     """The right answer, worked out from the text alone."""
     task, *words = prompt.split()
     if task == "recall":
-        *pairs, mark, key = words
-        assert mark == "?" and len(set(pairs[::2])) == len(pairs) // 2
-        return dict(zip(pairs[::2], pairs[1::2], strict=True))[key]
+        first = words.index("?")
+        pairs = dict(zip(words[:first:2], words[1:first:2], strict=True))
+        assert len(pairs) == first // 2
+        *others, mark, key = words[first:]
+        asked = list(zip(others[::3], others[1::3], others[2::3], strict=True))
+        assert mark == "?" and all(m == "?" and pairs[k] == v and k != key for m, k, v in asked)
+        return pairs[key]
     assert words.pop() == "="
     if task == "modulo":
         results, total = [], 0
@@ -32,6 +36,7 @@ def answer(prompt: str) -> str:
         ("sort d k a =", "a d k"),
         ("modulo d 3 k 5 a 2 =", "d 3 3 k 5 1 a 2 3"),
         ("recall ba q ce d ? ce", "d"),
+        ("recall ba q ce d ? ba q ? ce", "d"),
     ],
 )
 def test_the_right_answers_of_the_documentation(prompt, expected):
@@ -44,10 +49,15 @@ def test_held_out_prompts_have_right_answers_and_every_size(task):
     found = tasks.held_out(task, 200)
     assert all(example.answer == answer(example.prompt) for example in found)
     assert found == tasks.held_out(task, 200) != tasks.held_out(task, 200, seed=1)
-    low, high = tasks.SIZES[task]
-    # Words that a prompt has besides those of its size, and words for each.
-    other, each = {"recall": (3, 2), "modulo": (2, 2)}.get(task, (2, 1))
-    sizes = [(len(e.prompt.split()) - other) // each for e in found]
+    if task == "recall":
+        sizes = [e.prompt.split().index("?") // 2 for e in found]
+        low, high = tasks.ASKED_PAIRS
+        lengths = [len(e.prompt.split()) for e in found]
+        assert 300 < max(lengths) <= tasks.ASKED_CONTEXT and np.mean(np.array(lengths) > 100) > 0.5
+    else:
+        # Besides the name of the task and "=".
+        sizes = [(len(e.prompt.split()) - 2) // (2 if task == "modulo" else 1) for e in found]
+        low, high = tasks.SIZES[task]
     assert low <= min(sizes) <= low + 3 and high - 3 <= max(sizes) <= high
 
 
@@ -69,7 +79,7 @@ def test_training_never_sees_what_is_held_out():
     for words in rows_of(tasks.recall_batch(rng, 50, 64, (4, 20))):
         assert not tasks.is_held_out(ids(" ".join(words[: words.index("?")])))[0]
     for example in tasks.held_out("recall", 20):
-        assert tasks.is_held_out(ids(example.prompt.rsplit(" ?", 1)[0]))[0]
+        assert tasks.is_held_out(ids(example.prompt.split(" ?", 1)[0]))[0]
     for example in tasks.held_out("sort", 20):
         assert tasks.is_held_out(ids(example.prompt))[0]
 
