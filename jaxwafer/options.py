@@ -35,7 +35,7 @@ class Options:
     weights: str = "native"
     kv_cache: str = "bf16"
     dtype: str = "auto"
-    activations: str = "int8"
+    activations: str = "float"
     micro_batch: int = 1
     micro_batches: int | None = None
     max_context: int = 2048

@@ -42,7 +42,7 @@ class ModelFlags:
     """fp8, bf16 or f32"""
     dtype: str = "auto"
     """type of activations: bf16, f32, or auto: f32 on CPUs and bf16 elsewhere"""
-    activations: str = "int8"
+    activations: str = "float"
     """int8: rounded to int8 in blocks of 32 where they meet integer weights and a kernel can; float: never rounded"""
     max_context: OptionalInt = None
     """most tokens of a request, prompt and output (default: what the prompts need)"""
