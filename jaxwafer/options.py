@@ -15,6 +15,7 @@ from jaxwafer.pipeline.programs import Programs, Sizes
 from jaxwafer.pipeline.tick import Pipeline
 
 DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+ACTIVATIONS = ("float", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,16 +24,18 @@ class Options:
 
     mesh: WxC or a TOML file. weights: a policy of `quant.formats.POLICIES`. kv_cache: "fp8", "bf16" or "f32". dtype: of
     the activations, "bf16", "f32" or "auto", which is f32 on CPUs, whose arithmetic it is, and bf16 elsewhere.
-    micro_batch: requests that travel together. micro_batches: in flight (default: one a wafer). max_context: most
-    tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the cache (default: enough for every slot
-    to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of each request between looks of the
-    host. stream_weights: keep the layers' weights in host memory and bring them layer by layer.
+    activations: "int8" rounds them to int8 in blocks of 32 where they meet integer weights and a kernel can, "float"
+    never does. micro_batch: requests that travel together. micro_batches: in flight (default: one a wafer).
+    max_context: most tokens a request may hold. block: tokens a KV block holds. kv_blocks: in the cache (default:
+    enough for every slot to fill its context). prefill_chunk: most prompt tokens a tick. burst: tokens of each request
+    between looks of the host. stream_weights: keep the layers' weights in host memory and bring them layer by layer.
     """
 
     mesh: str = "1x1"
     weights: str = "native"
     kv_cache: str = "bf16"
     dtype: str = "auto"
+    activations: str = "float"
     micro_batch: int = 1
     micro_batches: int | None = None
     max_context: int = 2048
@@ -49,6 +52,8 @@ class Options:
                 raise UserError(f"{name.replace('_', '-')} must be at least 1, not {value}")
         if self.dtype not in ("auto", *DTYPES):
             raise UserError(f"unknown compute type {self.dtype!r}; choose one of auto, {', '.join(DTYPES)}")
+        if self.activations not in ACTIVATIONS:
+            raise UserError(f"unknown activations {self.activations!r}; choose one of {', '.join(ACTIVATIONS)}")
 
     def compute_type(self, platform: str) -> str:
         """The key of `DTYPES` on devices of a platform."""
@@ -95,5 +100,6 @@ def prepare(spec: ModelSpec, formats: Formats, mesh: Mesh, options: Options, *, 
         chunk_tokens=tuple(n for n in (32, 64, 128, 256, 512, 1024) if n < chunk) + (chunk,),
         eos=max(1, eos),
     )
-    pipeline = Pipeline(placement, Operations(platform), cache.dtype, streamed=options.stream_weights)
+    operations = Operations(platform, options.activations == "int8")
+    pipeline = Pipeline(placement, operations, cache.dtype, streamed=options.stream_weights)
     return Programs(pipeline, cache, mesh, sizes)

@@ -71,18 +71,25 @@ def solve(problem: Problem, strategies: str = "all", target: float | None = None
     reason = None
     for name in names:
         try:
-            plans += [evaluate(problem, proposal, name) for proposal in strategy(name)(problem)]
+            plans += [_held(evaluate(problem, proposal, name)) for proposal in strategy(name)(problem)]
         except UserError as error:
             refused[name], reason = str(error), reason or error
     if not plans:
-        raise reason
-    enough = [p for p in plans if p.requests >= problem.least] or plans
-    best = (
-        plans[0]
-        if target
-        else min(enough, key=lambda p: (p.cores != problem.cores, p.devices, -p.requests, -p.speed.total))
-    )
-    return Result(problem, tuple(plans), refused, best)
+        raise reason or UserError(f"{strategies} proposes nothing")
+    least = min(plans, key=lambda p: (p.cores != problem.cores, p.devices, -p.requests, -p.speed.total))
+    return Result(problem, tuple(plans), refused, plans[0] if target else least)
+
+
+def _held(plan: Plan) -> Plan:
+    """The plan, if it holds the requests; a strategy of the user's own may propose one that does not."""
+    least = plan.problem.least
+    if plan.requests < least or any(wafer.free < 0 for wafer in plan.wafers):
+        wafers, context = plan.partition.wafers, plan.problem.context
+        raise UserError(
+            f"{plan.strategy} puts more on wafer {plan.capacity.wafer} of {wafers} than it holds with {least} requests "
+            f"of {context} tokens"
+        )
+    return plan
 
 
 def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
@@ -100,8 +107,7 @@ def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
         for key in outer:
             place = place.get(key) or {}
         if not isinstance(place.get(inner, 0.0), int | float | None) or (not outer and inner not in fields):
-            known = [*Hardware.__struct_fields__[2:], *Constants.__struct_fields__[2:]]
-            raise UserError(f"there is no figure {name!r}; there are {', '.join(known)}")
+            raise UserError(f"there is no figure {name!r}; there are {', '.join(_figures(device))}")
         place[inner] = int(number) if number.is_integer() else number
         try:
             made = msgspec.convert(fields, type(getattr(device, part)))
@@ -109,6 +115,18 @@ def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
             raise UserError(f"--set {text}: {error}") from None
         device = msgspec.structs.replace(device, **{part: made}, sources=device.sources | {name: "set by hand"})
     return device
+
+
+def _figures(device: Description) -> list[str]:
+    """The names that `with_figures` takes; what holds several figures by those of its parts."""
+    names = []
+    for part in (device.hardware, device.constants):
+        for name, value in msgspec.to_builtins(part).items():
+            if isinstance(value, dict):
+                names += [f"{name}.{inner}" for inner in value]
+            elif not isinstance(value, str) and (name, value) != ("fabric", None):
+                names.append(name)
+    return names
 
 
 def measured() -> Description:

@@ -1,6 +1,7 @@
 """Devices that are only described: TPU topologies that programs can be compiled for on any machine."""
 
 import contextlib
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -10,13 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxwafer.errors import UserError
+from jaxwafer.hardware import read_hardware
 from jaxwafer.mesh import MeshShape
 
-# HBM of one JAX device, in bytes, by its kind; a TPU7x chip and one of the v4 topologies are two devices each.
-# Google Cloud's documentation of each generation, read 2026-11-30.
-MEMORY = {
-    "TPU v4": 16e9, "TPU v5 lite": 16e9, "TPU v5": 95e9, "TPU v6 lite": 32e9, "TPU7x": 96e9,
-}  # fmt: skip
+# The generation in a topology's name → the file in meshes/ that describes its chip.
+CHIPS = {"v4": "tpu-v4", "v5e": "tpu-v5e", "v5p": "tpu-v5p", "v6e": "tpu-v6e", "tpu7x": "tpu7x"}
 EXAMPLES = "v4:2x2x4, v5e:4x4, v5p:2x2x4, v6e:4x4, tpu7x:2x2x4"
 
 
@@ -38,7 +37,8 @@ def tpu_target(name: str, shape: MeshShape) -> Target:
 
     An unknown topology, one with too few devices and a machine without libtpu are UserErrors.
     """
-    if not re.fullmatch(r"(v4|v5e|v5p|v6e|tpu7x):\d+x\d+(x\d+)?", name):
+    match = re.fullmatch(rf"({'|'.join(CHIPS)}):(\d+(?:x\d+)+)", name)
+    if not match:
         raise UserError(f"--target {name!r} is no TPU topology; give one such as {EXAMPLES}")
     devices = _describe(name)
     if shape.devices > len(devices):
@@ -46,7 +46,9 @@ def tpu_target(name: str, shape: MeshShape) -> Target:
     grid = np.array(devices[: shape.devices]).reshape(shape.wafers, shape.cores)
     mesh = Mesh(grid, ("wafer", "core"))
     assert (mesh.devices == grid).all(), "JAX reordered the devices"
-    return Target(name, mesh, MEMORY[devices[0].device_kind])
+    # JAX shows a chip of some generations as two devices.
+    chips = math.prod(map(int, match[2].split("x")))
+    return Target(name, mesh, read_hardware(CHIPS[match[1]]).hardware.memory_bytes * chips / len(devices))
 
 
 def _describe(name: str) -> list:

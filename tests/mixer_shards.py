@@ -65,5 +65,6 @@ def _run(kind, weights, cache, x, layer, start, count, slot):
     step = Step(start=start, count=count, table=jnp.zeros((len(x), 1), jnp.int32), slot=slot)
     carry, rows = module.project(kind, weights, layer, x, step, cache, ops)
     live = jnp.where(count > 0, slot, -1)
-    cache = {name: write_state(state, layer, live, rows[name]) for name, state in cache.items()}
+    cache = cache | {name: write_state(cache[name], layer, live, new) for name, new in rows.items()}
+    carry, cache = module.advance(layer, carry, cache, live, step, ops)
     return module.output(kind, weights, layer, carry, ops), cache

@@ -117,7 +117,15 @@ def random_checkpoint(fields: dict, seed: int = 0, form: str = "f32",
 
 def engine(source: MemoryCheckpoint | None = None, partition=None, **options) -> Engine:
     """An engine in float32 throughout unless told otherwise."""
-    defaults = {"dtype": "f32", "kv_cache": "f32", "max_context": 128, "block": 8, "prefill_chunk": 64, "burst": 4}
+    defaults = {
+        "dtype": "f32",
+        "kv_cache": "f32",
+        "activations": "float",
+        "max_context": 128,
+        "block": 8,
+        "prefill_chunk": 64,
+        "burst": 4,
+    }
     return Engine(source or checkpoint(), Options(**(defaults | options)), partition=partition)
 
 

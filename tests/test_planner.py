@@ -60,7 +60,8 @@ def test_what_kimi_k3_weighs(k3):
 
 def test_kimi_k3_two_layers_a_wafer(k3):
     """Contiguous pairs, and full-attention layers alone, contiguous or packed."""
-    pairs, alone = solve(k3, "kv-aware", most_layers=2)
+    pairs, alone, *faster = solve(k3, "kv-aware", most_layers=2)
+    assert all(p.requests == 181 and p.speed.each > alone.speed.each for p in faster)
     assert (pairs.partition.wafers, pairs.requests, pairs.changes) == (47, 66, 47)
     assert (alone.partition.wafers, alone.requests, alone.changes) == (70, 181, 70)
     (packed,) = solve(k3, "packed", most_layers=2, requests=181)
@@ -72,9 +73,28 @@ def test_kimi_k3_two_layers_a_wafer(k3):
 
 
 def test_kimi_k3_takes_one_wafer_less_where_its_small_first_layer_is_a_third(k3):
-    plans = solve(k3, "packed")
-    assert [(p.partition.wafers, p.requests) for p in plans] == [(46, 35), (58, 181)]
-    assert max(map(len, plans[1].partition.layers)) == 3
+    packed, contiguous = solve(k3, "packed"), solve(k3, "kv-aware")
+    assert [(p.partition.wafers, p.requests) for p in packed] == [(46, 66), (58, 181)]
+    assert [(p.partition.wafers, p.requests) for p in contiguous][:3] == [(46, 35), (47, 66), (69, 181)]
+    assert max(map(len, packed[1].partition.layers)) == 3
+
+
+def test_packing_finds_the_most_requests_on_the_wafers_there_are(k3):
+    (plan,) = solve(k3, "packed", wafers=59, most_layers=2)
+    assert (plan.partition.wafers, plan.requests, plan.changes) == (59, 181, 70)
+    (plan,) = solve(k3, "packed", wafers=58, most_layers=2)
+    assert plan.partition.wafers == 58 and plan.requests == 66
+
+
+def test_a_strategy_that_overfills_a_wafer_is_refused(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from jaxwafer.partition.plan import uniform\n"
+        "from jaxwafer.partition.problem import Proposal\n"
+        "def propose(problem):\n    return [Proposal(partition=uniform(problem.count, 3))]\n"
+    )
+    with pytest.raises(UserError, match="own.py puts more on wafer 0 of 3 than it holds with 1 requests of 81"):
+        planner.plan("llama-3.1-70b", "wse-3", strategy=str(path))
 
 
 def test_below_the_cross_over_state_binds(k3):
@@ -132,6 +152,12 @@ def test_the_engines_bytes_are_the_placements(name, cores):
     assert own.padding == placed.wafers * own.weights - sum(own.weights_own)
 
 
+def test_what_the_engine_cannot_run_is_planned_and_says_so():
+    plan = planner.plan("qwen3-32b-fp8", "h200", strategy="minmax", cores=3).best
+    assert plan.requests > 0 and plan.stored is None
+    assert plan.refusal.startswith("mlp.down_proj.weight: axis 'mlp' of 25600 over 3 cores gives 8544 inputs a core")
+
+
 def test_a_checkpoint_is_planned_by_the_formats_that_it_has(tmp_path):
     folder = write_checkpoint(tmp_path / "m", checkpoint())
     model = planner.open_model(folder)
@@ -160,6 +186,10 @@ def test_power_and_price_give_tokens_a_megawatt_and_a_dollar():
         ("hop_s=fast", "should be NAME=NUMBER"),
         ("speed=3", "there is no figure 'speed'; there are memory_bytes, "),
         ("name=3", "there is no figure 'name'"),
+        (
+            "flops=1e15",
+            r"'flops'; there are memory_bytes, memory_bytes_per_s, flops.bf16, hop_s.*, fabric.cores",
+        ),
         ("memory_bytes=-1", "--set memory_bytes=-1: Expected `float`"),
         ("overhead=0.5", "--set overhead=0.5: Expected `float` >= 1.0"),
     ],

@@ -6,8 +6,6 @@ import itertools
 import os
 import statistics
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated
 
 import tyro
 from rich.table import Table
@@ -16,7 +14,7 @@ from jaxwafer.bench.llama_cpp import LlamaCpp
 from jaxwafer.bench.measure import DRIFT, Measured, Point, measure
 from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config
 from jaxwafer.checkpoint.random import RandomCheckpoint
-from jaxwafer.cli.run import NOTES, ModelFlags, check_writable, load, print_table, write_file, write_json
+from jaxwafer.cli.run import NOTES, ModelFlags, OptionalPath, check_writable, load, print_table, write_file, write_json
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import make_mesh, parse_mesh
@@ -47,11 +45,11 @@ class Bench(ModelFlags):
     """counted runs of each point, after one to warm up"""
     compare: str = ""
     """llama.cpp: run it on the same GGUF file with as many threads as there are cores, in turn with every run"""
-    csv: Annotated[Path | None, tyro.conf.arg(name="csv")] = None
+    csv: OptionalPath = None
     """write the points to this file"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    json: OptionalPath = None
     """write everything to this file"""
-    plot: Path | None = None
+    plot: OptionalPath = None
     """write the roofline with the measured points to this PNG file"""
 
     def run(self) -> None:
@@ -114,8 +112,9 @@ class Bench(ModelFlags):
         micro_batches = -(-point.requests // point.micro_batch)
         context = self.max_context or point.prompt + point.new
         options = Options(
-            mesh=point.mesh, weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype, max_context=context,
-            prefill_chunk=self.prefill_chunk, micro_batch=point.micro_batch, micro_batches=micro_batches,
+            mesh=point.mesh, weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype,
+            activations=self.activations, max_context=context, prefill_chunk=self.prefill_chunk,
+            micro_batch=point.micro_batch, micro_batches=micro_batches,
         )  # fmt: skip
         return load(source, options)
 

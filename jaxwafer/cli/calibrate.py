@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import tyro
 from rich.table import Table
 
-from jaxwafer.cli.run import check_writable, print_table, write_json
+from jaxwafer.cli.run import OptionalPath, check_writable, print_table, write_json
 from jaxwafer.errors import UserError
 from jaxwafer.hardware import read_hardware
 from jaxwafer.partition.calibrate import FITTED, Calibration, calibrate, read_rows
-from jaxwafer.planner import open_model
+from jaxwafer.planner import THIS_MACHINE, open_model
 
 
 @dataclass(kw_only=True)
@@ -21,13 +20,15 @@ class Calibrate:
 
     hardware: tyro.conf.Positional[str]
     """a name from meshes/ or a TOML file"""
-    rows: Path | None = None
+    rows: OptionalPath = None
     """a TOML file of measured rows (default: those that come with jaxwafer)"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    json: OptionalPath = None
     """write constants and predictions to this file"""
 
     def run(self) -> None:
         check_writable(self.json)
+        if self.hardware == THIS_MACHINE:
+            raise UserError(f"{THIS_MACHINE} has no constants to fit: plan measures its rates")
         device = read_hardware(self.hardware)
         name = Path(self.hardware).stem
         rows = tuple(r for r in read_rows(self.rows) if r.hardware == name)

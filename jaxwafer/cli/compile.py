@@ -2,9 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated
+from dataclasses import asdict, dataclass, replace
 
 import jax
 import numpy as np
@@ -16,6 +14,7 @@ from jaxwafer.cli.run import (
     NOTES,
     ModelFlags,
     OptionalInt,
+    OptionalPath,
     check_writable,
     print_table,
     use_compilation_cache,
@@ -25,6 +24,7 @@ from jaxwafer.errors import UserError
 from jaxwafer.mesh import parse_mesh
 from jaxwafer.model import spec_from_config
 from jaxwafer.options import prepare
+from jaxwafer.partition.file import read_partition
 from jaxwafer.pipeline.programs import Programs
 from jaxwafer.roofline.compiled import Compiled, read
 from jaxwafer.roofline.counters import Counts, decode_traffic
@@ -44,16 +44,24 @@ class Compile(ModelFlags):
     """requests that travel together"""
     micro_batches: OptionalInt = None
     """micro-batches in flight (default: one a wafer)"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    partition: OptionalPath = None
+    """compile the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
+    json: OptionalPath = None
     """write the report to this file"""
 
     def run(self) -> None:
         check_writable(self.json)
         options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
+        partition = None
+        if self.partition:
+            partition, cores = read_partition(self.partition)
+            if self.mesh is None:
+                options = replace(options, mesh=f"{partition.wafers}x{cores}")
         spec = spec_from_config(open_config(self.model))
         target = tpu_target(self.target, parse_mesh(options.mesh))
         use_compilation_cache()
-        programs = prepare(spec, open_formats(self.model, spec.native, options.weights), target.mesh, options)
+        formats = open_formats(self.model, spec.native, options.weights)
+        programs = prepare(spec, formats, target.mesh, options, partition=partition)
         report = compile_report(programs, target, options.max_context)
         report = {"model": self.model, "target": self.target, "mesh": options.mesh, "weights": options.weights,
                   "kv_cache": options.kv_cache, **report}  # fmt: skip

@@ -1,18 +1,25 @@
 """`jaxwafer plan`: how many wafers, which layer where, how many requests, how fast."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from jaxwafer import planner
-from jaxwafer.cli.plan_tables import breakdown_table, choice_table, outcome_table, sweep_table, wafer_table
-from jaxwafer.cli.run import OptionalInt, check_writable, print_table, write_file, write_json
+from jaxwafer.cli.plan_tables import (
+    breakdown_table,
+    choice_table,
+    outcome_table,
+    simulation_table,
+    sweep_table,
+    wafer_table,
+)
+from jaxwafer.cli.run import OptionalInt, OptionalPath, check_writable, print_table, write_file, write_json
 from jaxwafer.errors import UserError
-from jaxwafer.partition.file import document
+from jaxwafer.partition.file import document, simulation_fields
+from jaxwafer.partition.simulate import Arrival, poisson, simulate_plan
 
-OptionalFloat = Annotated[float | None, tyro.conf.arg(constructor=float, metavar="FLOAT")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(constructor=float, metavar="FLOAT", help_behavior_hint="")]
 
 
 @dataclass(kw_only=True)
@@ -53,18 +60,27 @@ class Plan:
     """tokens a step, above 1 with speculation"""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """set a figure of the hardware or a constant, such as hop_s=28e-6 or usd_per_hour=3; may be given several times"""
+    simulate: OptionalInt = None
+    """also play so many requests through the pipeline, event by event"""
+    prompt_tokens: int = 0
+    """of each simulated request; 0: already there"""
+    output_tokens: int = 256
+    """of each simulated request"""
+    arrivals_per_second: OptionalFloat = None
+    """of simulated requests, at random (default: all at once)"""
     row: OptionalInt = None
     """the plan of this row of the first table, instead of the best"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    json: OptionalPath = None
     """write the plan to this file, for decode --partition"""
-    plot: Path | None = None
+    plot: OptionalPath = None
     """write pictures to this PNG file"""
-    html: Path | None = None
+    html: OptionalPath = None
     """write a page with tables and pictures to this file; it needs no network"""
 
     def run(self) -> None:
         for flag in ("json", "plot", "html"):
             check_writable(getattr(self, flag), f"--{flag}")
+        self._check_load()
         result = planner.plan(
             self.model, self.hardware, strategy=self.strategy, context=self.context, weights=self.weights,
             kv_cache=self.kv_cache, target_tokens_per_second=self.target_tokens_per_second, figures=self.set,
@@ -77,16 +93,14 @@ class Plan:
             if not 1 <= self.row <= len(result.plans):
                 raise UserError(f"--row must be from 1 to {len(result.plans)}, not {self.row}")
             plan = result.plans[self.row - 1]
-        print_table(choice_table(result, plan))
-        for reason in dict.fromkeys(result.refused.values()):
-            names = ", ".join(n.replace("_", "-") for n, r in result.refused.items() if r == reason)
-            print(f"none by {names}: {reason}")
-        print_table(wafer_table(plan))
-        print_table(breakdown_table(plan))
-        print_table(outcome_table(plan, self.target_tokens_per_second))
-        print_table(sweep_table(plan))
+        load = self._load(plan) if self.simulate else []
+        fields = document(plan, result.plans, result.refused)
+        if self.simulate:
+            simulated = simulate_plan(plan, load)
+            fields["simulation"] = simulation_fields(simulated, plan)
+        # Files first: a reader of the tables may go away, as `| head` does.
         if self.json:
-            write_json(self.json, document(plan, result.plans, result.refused))
+            write_json(self.json, fields)
         # Drawing takes a second to import.
         if self.plot:
             from jaxwafer.picture.sheet import png
@@ -96,3 +110,33 @@ class Plan:
             from jaxwafer.picture.page import page
 
             write_file(self.html, page(result, plan).encode())
+        print_table(choice_table(result, plan))
+        for reason in dict.fromkeys(result.refused.values()):
+            names = ", ".join(n.replace("_", "-") for n, r in result.refused.items() if r == reason)
+            print(f"none by {names}: {reason}")
+        print_table(wafer_table(plan))
+        print_table(breakdown_table(plan))
+        print_table(outcome_table(plan, self.target_tokens_per_second))
+        print_table(sweep_table(plan))
+        if self.simulate:
+            print_table(simulation_table(plan, simulated))
+
+    def _check_load(self) -> None:
+        for name, least in (("simulate", 1), ("output_tokens", 1), ("prompt_tokens", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                asked = "at least 1" if least else "0 or more"
+                raise UserError(f"--{name.replace('_', '-')} must be {asked}, not {value}")
+        rate = self.arrivals_per_second
+        if rate is not None and not 0 < rate < 1e12:
+            raise UserError(f"--arrivals-per-second must be positive, not {rate:g}")
+
+    def _load(self, plan) -> list[Arrival]:
+        """The requests that are simulated."""
+        tokens, context = self.prompt_tokens + self.output_tokens, plan.problem.context
+        if self.prompt_tokens and tokens > context:
+            raise UserError(
+                f"--prompt-tokens {self.prompt_tokens} and --output-tokens {self.output_tokens} are more than the "
+                f"context of {context}"
+            )
+        return poisson(self.simulate, self.prompt_tokens, self.output_tokens, self.arrivals_per_second)

@@ -2,11 +2,13 @@
 
 from itertools import groupby
 
+import numpy as np
 from rich.table import Table
 
 from jaxwafer.partition.evaluate import Plan, sweep
 from jaxwafer.partition.latency import Seconds
 from jaxwafer.partition.plan import spans
+from jaxwafer.partition.simulate import Simulation
 from jaxwafer.partition.target import needed_bandwidth
 from jaxwafer.planner import Result
 from jaxwafer.roofline.table import amount
@@ -95,6 +97,8 @@ def outcome_table(plan: Plan, target: float | None) -> Table:
         remark = f"of weights on every wafer, as stacks are equally deep: {amount(own.padding, 'B')} are padding in all"
         table.add_row("engine allocates", amount(own.weights, "B"), remark)
         table.add_row("engine holds", str(own.requests), "requests in what is left")
+    if plan.refusal:
+        table.add_row("engine", "refuses", plan.refusal)
     table.add_row("prefill", time(plan.prefill_s), f"of {problem.context} tokens in an idle pipeline")
     if plan.tokens_per_s_per_mw:
         table.add_row("tokens/s a MW", rate(plan.tokens_per_s_per_mw), f"{hardware.power_w:g} W a device")
@@ -121,15 +125,32 @@ def sweep_table(plan: Plan) -> Table:
     return table
 
 
+def simulation_table(plan: Plan, found: Simulation) -> Table:
+    """What a simulation gave, beside the closed form."""
+    table = _table(f"simulated: {len(found.each)} requests", "", "value", "remark")
+    table.add_row(
+        "all, steady", rate(found.steady), f"tokens/s; the closed form gives {rate(plan.speed.total)} when full"
+    )
+    table.add_row("each, mean", rate(float(np.mean(found.each))), "tokens/s")
+    for name, share in (("median", 50), ("99th percentile", 99)):
+        first = float(np.percentile(found.first_token, share))
+        table.add_row(f"time to first token, {name}", time(first), "from arrival, queueing and prefill included")
+    busy = found.utilisation(plan.stations)
+    table.add_row("busiest station", f"{busy.max():.0%}", f"of the time at work; the mean is {busy.mean():.0%}")
+    return table
+
+
 def rate(value: float) -> str:
     """tokens/s, in a few digits."""
-    for size, prefix in ((1e6, "M"), (1e4, "k")):
-        if value >= size:
-            return f"{value / (size if prefix == 'M' else 1e3):.3g}{prefix}"
+    for least, size, prefix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if value >= least:
+            return f"{value / size:.3g}{prefix}"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def time(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

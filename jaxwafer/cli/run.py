@@ -25,8 +25,9 @@ NOTES = Console(stderr=True, **PLAIN)
 
 
 # Without this the help and every message offer the word None as a value.
-OptionalInt = Annotated[int | None, tyro.conf.arg(constructor=int, metavar="INT")]
-OptionalText = Annotated[str | None, tyro.conf.arg(constructor=str, metavar="TEXT")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(constructor=int, metavar="INT", help_behavior_hint="")]
+OptionalText = Annotated[str | None, tyro.conf.arg(constructor=str, metavar="TEXT", help_behavior_hint="")]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(constructor=Path, metavar="PATH", help_behavior_hint="")]
 
 
 @dataclass(kw_only=True)
@@ -41,6 +42,8 @@ class ModelFlags:
     """fp8, bf16 or f32"""
     dtype: str = "auto"
     """type of activations: bf16, f32, or auto: f32 on CPUs and bf16 elsewhere"""
+    activations: str = "float"
+    """int8: rounded to int8 in blocks of 32 where they meet integer weights and a kernel can; float: never rounded"""
     max_context: OptionalInt = None
     """most tokens of a request, prompt and output (default: what the prompts need)"""
     prefill_chunk: int = 256
@@ -51,6 +54,7 @@ class ModelFlags:
         context = {} if self.max_context is None else {"max_context": self.max_context}
         return Options(
             mesh=self.mesh or "1x1", weights=self.weights, kv_cache=self.kv_cache, dtype=self.dtype,
+            activations=self.activations,
             prefill_chunk=self.prefill_chunk, **(context | sizes),
         )  # fmt: skip
 

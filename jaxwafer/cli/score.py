@@ -3,13 +3,12 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import tyro
 
 from jaxwafer.checkpoint.open import open_checkpoint
-from jaxwafer.cli.run import ModelFlags, check_writable, load, read_input, write_json
+from jaxwafer.cli.run import ModelFlags, OptionalPath, check_writable, load, read_input, write_json
 from jaxwafer.errors import UserError
 from jaxwafer.model import spec_from_config
 
@@ -24,7 +23,7 @@ class Score(ModelFlags):
     """a text file"""
     tokens: int = 512
     """how many tokens from its start; the first is context alone"""
-    json: Annotated[Path | None, tyro.conf.arg(name="json")] = None
+    json: OptionalPath = None
     """write the figures, and every token's log-likelihood, to this file"""
 
     def run(self) -> None:

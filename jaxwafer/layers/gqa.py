@@ -4,9 +4,9 @@ import einops
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.layers.norm import rms_norm
 from jaxwafer.layers.rope import angles, rotate
 from jaxwafer.model.attention import GQA
+from jaxwafer.ops.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
@@ -15,10 +15,10 @@ from jaxwafer.ops.step import Step
 def project(kind: GQA, weights: dict, layer: jax.Array, x: jax.Array, step: Step, cache: dict[str, Pages],
             ops: Operations):  # fmt: skip
     """Queries (and the output gate) of x [B, T, hidden], and the rows k and v, [B, T, heads, head_dim]."""
-    normed = rms_norm(x, weights["norm"][layer], kind.eps)
+    names = ("q", "k", "v", "gate") if kind.gate else ("q", "k", "v")
+    flats = ops.project(x, weights["norm"], [weights[name] for name in names], layer, eps=kind.eps)
 
-    def heads(name: str) -> jax.Array:
-        flat = ops.matmul(normed, weights[name], layer)
+    def heads(name: str, flat: jax.Array) -> jax.Array:
         if kind.bias:
             flat = flat + weights[f"{name}_bias"][layer][None, None]
         split = einops.rearrange(flat.astype(x.dtype), "b t (h d) -> b t h d", d=kind.head_dim)
@@ -26,13 +26,13 @@ def project(kind: GQA, weights: dict, layer: jax.Array, x: jax.Array, step: Step
             split = rms_norm(split, weights[f"{name}_norm"][layer], kind.eps)
         return split
 
-    q, k, v = heads("q"), heads("k"), heads("v")
+    q, k, v = (heads(name, flat) for name, flat in zip("qkv", flats[:3], strict=True))
     if kind.rope is not None:
         cos, sin = angles(kind.rope, step.positions(x.shape[1]))
         q, k = (rotate(a, cos, sin, interleaved=kind.rope.interleaved) for a in (q, k))
     carry = {"q": q}
     if kind.gate:
-        carry["gate"] = jax.nn.sigmoid(ops.matmul(normed, weights["gate"], layer))
+        carry["gate"] = jax.nn.sigmoid(flats[3])
     return carry, {"k": k, "v": v}
 
 

@@ -4,31 +4,33 @@ import einops
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.layers.linear import convolve, gated_norm, recur
-from jaxwafer.layers.norm import rms_norm
+from jaxwafer.layers import linear
+from jaxwafer.layers.linear import convolve, gated_norm, inputs
 from jaxwafer.model.linear import KDA
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.state import State
 from jaxwafer.ops.step import Step
 
+advance = linear.advance
+
 
 def project(kind: KDA, weights: dict, layer: jax.Array, x: jax.Array, step: Step, cache: dict[str, State],
             ops: Operations):  # fmt: skip
-    """Each head's output and gate for x [B, T, hidden], and the request's new state."""
-    normed = rms_norm(x, weights["norm"][layer], kind.eps)
+    """The delta rule's inputs and the gate for x [B, T, hidden], and the convolutions' new state."""
+    names = ("q", "k", "v", "f_a", "b", "g" if kind.gate_rank is None else "g_a")
+    flats = ops.project(x, weights["norm"], [weights[n] for n in names], layer, eps=kind.eps)
+    flat = dict(zip(names, flats, strict=True))
     heads, rows = {}, {}
     for name, dim in (("q", kind.key_dim), ("k", kind.key_dim), ("v", kind.value_dim)):
-        flat = ops.matmul(normed, weights[name], layer)
-        heads[name], rows[f"{name}_past"] = convolve(name, flat, dim, weights, layer, step, cache, ops)
-    low = ops.matmul(normed, weights["f_a"], layer).astype(x.dtype)
-    z = ops.matmul(low, weights["f_b"], layer) + weights["dt_bias"][layer][None, None]
+        heads[name], rows[f"{name}_past"] = convolve(name, flat[name], dim, weights, layer, step, cache, ops)
+    z = ops.matmul(flat["f_a"].astype(x.dtype), weights["f_b"], layer) + weights["dt_bias"][layer][None, None]
     g = log_decay(kind, einops.rearrange(z, "b t (h k) -> b t h k", k=kind.key_dim), weights["a_log"][layer])
-    beta = jax.nn.sigmoid(ops.matmul(normed, weights["b"], layer))
-    out, rows["state"] = recur(**heads, g=g, beta=beta, layer=layer, step=step, cache=cache, ops=ops)
+    beta = jax.nn.sigmoid(flat["b"])
+    gate = flat[names[-1]]
     if kind.gate_rank is not None:
-        normed = ops.matmul(normed, weights["g_a"], layer).astype(x.dtype)
-    gate = jax.nn.sigmoid(ops.matmul(normed, weights["g"], layer))
-    return {"out": out, "gate": gate.astype(x.dtype)}, rows
+        gate = ops.matmul(gate.astype(x.dtype), weights["g"], layer)
+    gate = jax.nn.sigmoid(gate)
+    return {"gate": gate.astype(x.dtype)} | inputs(**heads, g=g, beta=beta, step=step), rows
 
 
 def log_decay(kind: KDA, z: jax.Array, a_log: jax.Array) -> jax.Array:

@@ -4,8 +4,8 @@ import einops
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.layers.norm import rms_norm
 from jaxwafer.ops.bits import rounded
+from jaxwafer.ops.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.state import State, read_state
 from jaxwafer.ops.step import Step
@@ -31,16 +31,21 @@ def unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + UNIT_EPS)
 
 
-def recur(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, layer: jax.Array, step: Step,
-          cache: dict[str, State], ops: Operations) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """The delta rule from the request's state, with unit keys and queries: o [B, T, H, V] and the new state.
-
-    Shapes as in `ops.delta_rule.api`; q and k are scaled here, and pad tokens leave the state alone.
-    """
+def inputs(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, step: Step) -> dict:
+    """What the delta rule takes, shapes as in `ops.delta_rule.api`: unit keys and queries, the latter scaled; pad
+    tokens leave the state alone."""
     real = step.real(q.shape[1])[..., None]
-    state = read_state(cache["state"], layer, step.slot, step.start)
     g, beta = jnp.where(real[..., None], g, 0.0), jnp.where(real, beta, 0.0)
-    return ops.delta_rule(unit(q) * q.shape[-1] ** -0.5, unit(k), v, g, beta, state)
+    return {"q": unit(q) * q.shape[-1] ** -0.5, "k": unit(k), "v": v, "g": g, "beta": beta}
+
+
+def advance(layer: jax.Array, carry: dict, cache: dict[str, State], slot: jax.Array, step: Step,
+            ops: Operations) -> tuple[dict, dict[str, State]]:  # fmt: skip
+    """The delta rule from and to each request's state in the cache, at `slot`, where that is not negative."""
+    carry = dict(carry)
+    taken = [carry.pop(name) for name in ("q", "k", "v", "g", "beta")]
+    out, state = ops.recur(*taken, cache["state"], layer, slot, step.start)
+    return carry | {"out": out}, cache | {"state": state}
 
 
 def gated_norm(o: jax.Array, gate: jax.Array, weight: jax.Array, eps: float, dtype) -> jax.Array:

@@ -8,10 +8,10 @@ import einops
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.layers.norm import rms_norm
 from jaxwafer.layers.rope import angles, rotate
 from jaxwafer.model.attention import MLA
 from jaxwafer.ops.collective import all_gather, pmax, psum_scatter
+from jaxwafer.ops.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
@@ -25,15 +25,14 @@ def project(kind: MLA, weights: dict, layer: jax.Array, x: jax.Array, step: Step
             ops: Operations):  # fmt: skip
     """This core's absorbed queries [B, T, heads, rank + rope_dims] (and output gate) of x [B, T, hidden], and the rows
     `latent` [B, T, 1, rank + rope_dims], the same on every core."""
-    normed = rms_norm(x, weights["norm"][layer], kind.eps)
-    low = normed
+    names = ["q" if kind.q_rank is None else "q_a", "kv_a", *(["gate"] if kind.gate else [])]
+    q, key, *gate = ops.project(x, weights["norm"], [weights[n] for n in names], layer, eps=kind.eps)
     if kind.q_rank is not None:
-        low = ops.matmul(normed, weights["q_a"], layer).astype(x.dtype)
-        low = rms_norm(low, weights["q_a_norm"][layer], LATENT_EPS)
-    q = ops.matmul(low, weights["q"], layer).astype(x.dtype)
+        (q,) = ops.project(q.astype(x.dtype), weights["q_a_norm"], [weights["q"]], layer, eps=LATENT_EPS)
+    q = q.astype(x.dtype)
     q = einops.rearrange(q, "b t (h d) -> b t h d", d=kind.nope + kind.rope_dims)
     q_nope, q_rope = jnp.split(q, (kind.nope,), axis=-1)
-    key = ops.matmul(normed, weights["kv_a"], layer).astype(x.dtype)[:, :, None]
+    key = key.astype(x.dtype)[:, :, None]
     latent, k_rope = jnp.split(key, (kind.rank,), axis=-1)
     latent = rms_norm(latent, weights["kv_a_norm"][layer], LATENT_EPS)
     if kind.rope is not None:
@@ -46,7 +45,7 @@ def project(kind: MLA, weights: dict, layer: jax.Array, x: jax.Array, step: Step
     )  # fmt: skip
     carry = {"q": jnp.concatenate([absorbed.astype(x.dtype), q_rope], axis=-1)}
     if kind.gate:
-        carry["gate"] = jax.nn.sigmoid(ops.matmul(normed, weights["gate"], layer))
+        carry["gate"] = jax.nn.sigmoid(gate[0])
     return carry, {"latent": jnp.concatenate([latent, k_rope], axis=-1)}
 
 

@@ -8,10 +8,10 @@ import einops
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.layers.mlp import activate
-from jaxwafer.layers.norm import rms_norm
 from jaxwafer.model.mlp import MoE, Router
+from jaxwafer.ops.activation import activate
 from jaxwafer.ops.collective import psum, spanned
+from jaxwafer.ops.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.step import Step
 
@@ -128,9 +128,9 @@ def shared(kind: MoE, weights: dict, layer: jax.Array, normed: jax.Array, ops: O
     """This core's partial sum of the shared experts, float32 [B, T, hidden]; zero where there are none."""
     if not kind.shared:
         return jnp.zeros(normed.shape, jnp.float32)
-    gate, up = (ops.matmul(normed, weights[f"shared_{n}_proj"], layer) for n in ("gate", "up"))
-    joined = activate(kind.activation, gate, up).astype(normed.dtype)
-    out = ops.matmul(joined, weights["shared_down_proj"], layer)
+    gate, up = (weights[f"shared_{n}_proj"] for n in ("gate", "up"))
+    joined = ops.gated(normed, None, gate, up, layer, eps=kind.eps, activation=kind.activation)
+    out = ops.matmul(joined.astype(normed.dtype), weights["shared_down_proj"], layer)
     if kind.shared_gate:
         wide, row = normed.astype(jnp.float32), weights["shared_gate"][layer]
         out = out * jax.nn.sigmoid(jnp.einsum("btd,od->bto", wide, row, precision="highest"))

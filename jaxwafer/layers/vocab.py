@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.layers.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.quant.array import QuantizedArray, dequantize
 
@@ -22,7 +21,6 @@ def embed(table: QuantizedArray, offset: jax.Array, tokens: jax.Array, hidden: i
 def logits(hidden: jax.Array, weights: dict, offset: jax.Array, vocab: int, eps: float, ops: Operations) -> jax.Array:
     """This shard's logits of hidden [R, hidden]: float32 [R, rows of this shard], −inf beyond the vocabulary."""
     head = weights.get("head", weights["embedding"])
-    normed = rms_norm(hidden, weights["final_norm"], eps)
-    scores = ops.matmul(normed, head[None], 0)
+    (scores,) = ops.project(hidden, weights["final_norm"][None], [head[None]], 0, eps=eps)
     ids = offset + jnp.arange(scores.shape[-1], dtype=jnp.int32)
     return jnp.where((ids < vocab)[None], scores, -jnp.inf)

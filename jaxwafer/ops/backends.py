@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from jaxwafer.ops.attention import api as attention
+from jaxwafer.ops.delta_rule import api as delta_rule
 from jaxwafer.ops.expert_matmul import api as expert_matmul
 from jaxwafer.ops.matmul import api as matmul
 
@@ -14,8 +16,8 @@ def only_reference(platform: str) -> dict[str, str]:
 OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
     "matmul": matmul.implementation,
     "expert_matmul": expert_matmul.implementation,
-    "attention": only_reference,
-    "delta rule": only_reference,
+    "attention": attention.implementation,
+    "delta rule": delta_rule.implementation,
     "causal convolution": only_reference,
     "sampling": only_reference,
 }

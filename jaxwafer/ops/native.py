@@ -26,6 +26,8 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-DNDEBUG", "-w", "-shared", "-fPIC")
 # Tried in order: not every compiler knows the machine it runs on.
 TARGETS = (("-march=native",), ())
+# Headers that kernels share.
+SHARED = Path(__file__).parent / "cpu"
 
 
 class Unavailable(Exception):
@@ -78,8 +80,8 @@ def cache_directory() -> Path:
 
 
 def cache_key(source: Path, compiler: list[str], version: str) -> str:
-    """Digest of everything the object depends on; headers of ours stand beside the source."""
-    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    """Digest of everything the object depends on; headers of ours stand beside the source or in `SHARED`."""
+    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")), *sorted(SHARED.glob("*.h")))]
     parts = (*texts, version, jaxlib.version.__version__, _processor(), repr((compiler, FLAGS, TARGETS)))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -104,7 +106,8 @@ def _build(source: Path, compiler: list[str], key: str) -> Path:
     with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
         out = Path(scratch) / "kernel.so"
         for target in TARGETS:
-            arguments = [*FLAGS, *target, "-isystem", jax.ffi.include_dir(), str(source), "-o", str(out)]
+            include = ["-isystem", jax.ffi.include_dir(), "-I", str(SHARED)]
+            arguments = [*FLAGS, *target, *include, str(source), "-o", str(out)]
             done = subprocess.run([*compiler, *arguments], capture_output=True, text=True, errors="replace")
             if done.returncode == 0:
                 break

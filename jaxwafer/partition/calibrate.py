@@ -14,12 +14,11 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from scipy.optimize import least_squares
 
 from jaxwafer.data_dir import data_folder
 from jaxwafer.errors import UserError
 from jaxwafer.hardware import Constants, Count, Description, Positive
-from jaxwafer.partition.evaluate import evaluate
+from jaxwafer.partition.evaluate import speed
 from jaxwafer.partition.needs import Model
 from jaxwafer.partition.plan import uniform
 from jaxwafer.partition.problem import Problem, Proposal
@@ -116,6 +115,9 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
 
     models: the planner's view of a row's model.
     """
+    # Takes most of a second, which other commands need not wait for.
+    from scipy.optimize import least_squares
+
     needs = {}
     for row in rows:
         key = (row.model, row.weights, row.kv_cache)
@@ -143,13 +145,15 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
             partition=uniform(problem.count, row.wafers),
             shares=(row.wafers / problem.count,) * problem.count if hardware.fabric else None,
         )
-        return evaluate(problem, proposal, "measured", engine=False).speed.estimate
+        return speed(problem, proposal, row.micro_batch, row.micro_batch).estimate
 
     none = Constants(basis="none", date="")
+    # What is not fitted stays as it is.
+    given = msgspec.structs.replace(device.constants, **{f.name: getattr(none, f.name) for f in fitted})
 
     def fit(on: list[Row]) -> Constants:
         def residuals(x: np.ndarray) -> list[float]:
-            constants = msgspec.structs.replace(none, **named(x))
+            constants = msgspec.structs.replace(given, **named(x))
             return [math.log(predict(r, constants) / r.tokens_per_s) for r in on]
 
         # In units of the starts, so that microseconds and shares weigh alike.
@@ -160,7 +164,7 @@ def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row]
 
         bounds = [f.low for f in fitted] / unit, [f.high for f in fitted] / unit
         found = least_squares(residuals, np.ones(len(fitted)), bounds=bounds)
-        return msgspec.structs.replace(none, **named(found.x))
+        return msgspec.structs.replace(given, **named(found.x))
 
     def compare(constants: Constants) -> tuple[Score, ...]:
         unknown = (r for r in rows if r.use == "compare")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from jaxwafer.errors import UserError
 from jaxwafer.partition.capacity import Capacity, capacity
 from jaxwafer.partition.latency import Seconds
 from jaxwafer.partition.plan import Partition
@@ -47,7 +48,8 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A partition, evaluated. cores: devices of a wafer. changes: of wafers a token, back to the first included."""
+    """A partition, evaluated. cores: devices of a wafer. changes: of wafers a token, back to the first included.
+    stored: what the engine allocates; None where it cannot run the plan, and refusal says why, or was not asked."""
 
     strategy: str
     note: str
@@ -60,6 +62,7 @@ class Plan:
     changes: int
     speed: Speed
     stored: Stored | None
+    refusal: str = ""
 
     @property
     def devices(self) -> int:
@@ -68,6 +71,11 @@ class Plan:
     @property
     def requests(self) -> int:
         return self.capacity.requests
+
+    @property
+    def stations(self) -> int:
+        """What works at once: wafers, or with regions layers."""
+        return len(self.shares) if self.shares else self.partition.wafers
 
     @property
     def tokens_per_s_per_mw(self) -> float | None:
@@ -90,7 +98,7 @@ def evaluate(problem: Problem, proposal: Proposal, strategy: str, *, engine: boo
     partition = proposal.partition.check(problem.count)
     held = capacity(problem, proposal)
     visits = [v for v in partition.visits if v.layers]
-    model = problem.model
+    own, refusal = _stored(problem, partition) if engine and problem.model.spec else (None, "")
     return Plan(
         strategy=strategy,
         note=proposal.note,
@@ -102,10 +110,18 @@ def evaluate(problem: Problem, proposal: Proposal, strategy: str, *, engine: boo
         wafers=tuple(_wafers(problem, proposal, held)),
         changes=len(visits) if len({v.wafer for v in visits}) > 1 else 0,
         speed=speed(problem, proposal, held.requests, problem.micro_batch),
-        stored=stored(model, partition, cores=problem.cores, memory=problem.memory, context=problem.context)
-        if engine and model.spec
-        else None,
+        stored=own,
+        refusal=refusal,
     )
+
+
+def _stored(problem: Problem, partition: Partition) -> tuple[Stored | None, str]:
+    """What the engine allocates, or why it cannot."""
+    try:
+        own = stored(problem.model, partition, cores=problem.cores, memory=problem.memory, context=problem.context)
+    except UserError as error:
+        return None, str(error)
+    return own, ""
 
 
 def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int) -> Speed:
@@ -115,7 +131,7 @@ def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int)
     times = _times(problem, proposal.shares, micro_batch, context)
     visits = [v for v in partition.visits if v.layers]
     wafers = len({v.wafer for v in visits})
-    head = clock.head(micro_batch, problem.cores * (1 if problem.vocabulary == "ends" else partition.wafers))
+    head = clock.head(micro_batch, problem.head_devices(partition.wafers))
     hops = sum(clock.hop(v.layers[-1], micro_batch) for v in visits) if wafers > 1 else 0.0
     token = sum(times, head)
     total = token.total + hops
@@ -211,7 +227,7 @@ def prefill(plan: Plan, tokens: int, chunk: int = 256) -> float:
     visits = [v for v in plan.partition.visits if v.layers]
     stages = each if plan.shares else [sum(each[n] for n in layers) for layers in plan.partition.layers]
     hops = sum(problem.clock.hop(v.layers[-1], size) for v in visits) if plan.changes else 0.0
-    head = problem.clock.head(1, problem.cores).total
+    head = problem.clock.head(1, problem.head_devices(plan.partition.wafers)).total
     return sum(each) + hops + head + (-(-tokens // size) - 1) * max(stages)
 
 

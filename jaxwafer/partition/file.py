@@ -8,6 +8,7 @@ import msgspec
 from jaxwafer.errors import UserError
 from jaxwafer.partition.evaluate import Plan, Speed, sweep
 from jaxwafer.partition.plan import Partition, Visit
+from jaxwafer.partition.simulate import Simulation
 
 
 class VisitLine(msgspec.Struct, frozen=True):
@@ -48,6 +49,7 @@ def plan_fields(plan: Plan) -> dict:
         "speed": dataclasses.asdict(plan.speed),
         "memory": [dataclasses.asdict(wafer) for wafer in plan.wafers],
         "engine": dataclasses.asdict(plan.stored) if plan.stored else None,
+        "engine_refusal": plan.refusal,
         "prefill_s": plan.prefill_s,
         "tokens_per_s_per_mw": plan.tokens_per_s_per_mw,
         "usd_per_million_tokens": plan.usd_per_million_tokens,
@@ -58,6 +60,18 @@ def sweep_fields(rows: tuple[tuple[Speed, bool], ...]) -> list[dict]:
     """The micro-batch sweep, as JSON types."""
     names = ("micro_batch", "each", "total", "in_flight", "binds")
     return [{n: getattr(speed, n) for n in names} | {"pareto": best} for speed, best in rows]
+
+
+def simulation_fields(found: Simulation, plan: Plan) -> dict:
+    """A simulation, as JSON types."""
+    return {
+        "tokens": found.tokens,
+        "seconds": found.seconds,
+        "steady_tokens_per_s": found.steady,
+        "first_token_s": list(found.first_token),
+        "tokens_per_s": list(found.each),
+        "utilisation": found.utilisation(plan.stations).tolist(),
+    }
 
 
 def document(plan: Plan, others: tuple[Plan, ...], refused: dict[str, str]) -> dict:

@@ -80,19 +80,19 @@ class Placement:
         return (*self.mixers, *self.mlps, *self.residuals)
 
     @property
-    def formats(self) -> list[str]:
-        """Names of the formats that matrices are in, but for experts', in order of first use."""
+    def formats(self) -> list[Format]:
+        """The formats that matrices are in, but for experts', in order of first use."""
         return self._formats(experts=False)
 
     @property
-    def expert_formats(self) -> list[str]:
-        """Names of the formats that experts' matrices are in, in order of first use."""
+    def expert_formats(self) -> list[Format]:
+        """The formats that experts' matrices are in, in order of first use."""
         return self._formats(experts=True)
 
-    def _formats(self, *, experts: bool) -> list[str]:
+    def _formats(self, *, experts: bool) -> list[Format]:
         stacks = [s.weights for s in self.stacks] + [self.globals]
         used = (w for ws in stacks for w in ws.values() if w.weight.matrix and w.weight.of_experts == experts)
-        return list(dict.fromkeys(w.format.name for w in used))
+        return list(dict.fromkeys(w.format for w in used))
 
     def layer_bytes(self, stack: Stack) -> int:
         """Weight bytes of one layer of a stack over all cores of its wafer."""

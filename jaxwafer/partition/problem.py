@@ -13,6 +13,8 @@ from jaxwafer.partition.needs import Layer, Model, merged
 from jaxwafer.partition.plan import Partition
 
 VOCABULARY = ("room", "mesh", "ends")
+# More than any pipeline has, of wafers and of devices of a wafer.
+MOST = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +45,15 @@ class Problem:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        for name in ("cores", "wafers"):
+            if (getattr(self, name) or 1) > MOST:
+                raise UserError(f"--{name} must be at most {MOST}, not {getattr(self, name)}")
         if self.vocabulary not in VOCABULARY:
             raise UserError(f"unknown --vocabulary {self.vocabulary!r}; choose one of {', '.join(VOCABULARY)}")
-        if not 0 <= self.change_cost < 1e6 or not 1 <= self.accepted < 1e3:
-            raise UserError("--change-cost must be 0 or more, and --accepted 1 or more")
+        if not 0 <= self.change_cost < 1e6:
+            raise UserError(f"--change-cost must be at least 0 and below 1e6, not {self.change_cost:g}")
+        if not 1 <= self.accepted < 1e3:
+            raise UserError(f"--accepted must be at least 1 and below 1000, not {self.accepted:g}")
         limit = self.model.max_context
         if limit is not None and self.context > limit:
             raise UserError(f"--context {self.context} is more than the {limit} positions that {self.model.name} has")
@@ -93,6 +100,10 @@ class Problem:
             layer: self.clock.layer(layer, self.micro_batch, self.context).total for layer in set(self.model.layers)
         }
         return np.array([times[layer] for layer in self.model.layers])
+
+    def head_devices(self, wafers: int) -> int:
+        """Devices that compute the logits: all of them where the vocabulary lies on all, else those of one wafer."""
+        return self.cores * (wafers if self.vocabulary == "mesh" else 1)
 
     def room(self, wafers: int) -> int:
         """Bytes of a wafer for layers and requests, where there are so many."""

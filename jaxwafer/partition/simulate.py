@@ -80,7 +80,7 @@ def line_of(plan: Plan) -> Line:
         stops = [(n, (n,), n == v.layers[-1]) for v in visits for n in v.layers]
     else:
         stops = [(v.wafer, v.layers, True) for v in visits]
-    devices = problem.cores * (1 if problem.vocabulary == "ends" else plan.partition.wafers)
+    devices = problem.head_devices(plan.partition.wafers)
 
     @cache
     def service(station: int, tokens: int, prefill: bool) -> float:
@@ -223,6 +223,21 @@ def simulate(
         each=tuple(r.arrival.tokens / (r.done - r.first) if r.done > r.first else 0.0 for r in requests),
         busy=tuple(busy),
     )
+
+
+def simulate_plan(plan: Plan, arrivals: list[Arrival]) -> Simulation:
+    """Requests through a plan: as many micro-batches as stations, or as the requests that fit fill."""
+    line, size = line_of(plan), plan.problem.micro_batch
+    size = min(size, plan.requests)
+    return simulate(line, arrivals, micro_batches=min(len(line.servers), plan.requests // size), micro_batch=size)
+
+
+def poisson(count_: int, prompt: int, tokens: int, rate: float | None, seed: int = 0) -> list[Arrival]:
+    """Requests that arrive at random, `rate` a second, or all at once."""
+    if rate is None:
+        return [Arrival(0.0, prompt, tokens)] * count_
+    times = np.cumsum(np.random.default_rng(seed).exponential(1.0 / rate, count_))
+    return [Arrival(float(time), prompt, tokens) for time in times]
 
 
 def tick_trace(schedule: Schedule, tokens: list[int]) -> np.ndarray:

@@ -36,7 +36,8 @@ def fewest(problem: Problem, target: float) -> Plan:
             if problem.device.hardware.fabric is None and not problem.requests:
                 break
     if best is not None:
-        return best
+        proposal = Proposal(partition=best.partition, shares=best.shares, note=best.note)
+        return evaluate(best.problem, proposal, best.strategy)
     if nearest is None:
         raise refused or UserError(f"{problem.model.name} fits no width of {problem.device.hardware.name}")
     raise UserError(_miss(nearest, target))
@@ -49,7 +50,7 @@ def _plans(problem: Problem) -> list[Plan]:
     found = []
     for name, propose in strategies:
         proposals: list[Proposal] = propose(problem)
-        found += [evaluate(problem, p, name) for p in proposals]
+        found += [evaluate(problem, p, name, engine=False) for p in proposals]
     return [plan for plan in found if plan.requests >= problem.least]
 
 

@@ -167,6 +167,9 @@ class Stage:
         for s, (_, rows) in projected.items():
             mine = jnp.asarray(True) if len(stacks) == 1 else here == s
             caches[s] = self._write(kinds[s], caches[s], layer, rows, step, mine)
+            if hasattr(mixers.module(kinds[s]), "advance"):
+                slot = jnp.where(mine & (step.count > 0), step.slot, -1)
+                carry[s], caches[s] = mixers.module(kinds[s]).advance(layer, carry[s], caches[s], slot, step, self.ops)
         attending = [s for s in kinds if hasattr(mixers.module(kinds[s]), "attend")]
         if attending:
             branches = {
@@ -188,8 +191,10 @@ class Stage:
 
     def _write(self, kind, cache: dict, layer: jax.Array, rows: dict, step: Step, mine: jax.Array) -> dict:
         """The caches of a stack with a micro-batch's rows, on wafers where the slot is `mine`."""
-        written = {}
+        written = dict(cache)
         for field in kind.cache():
+            if field.name not in rows:
+                continue
             store = cache[field.name]
             if isinstance(field, StateField):
                 slot = jnp.where(mine & (step.count > 0), step.slot, -1)

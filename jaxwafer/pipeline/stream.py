@@ -1,5 +1,7 @@
 """Weights that stay in host memory and are brought to the device layer by layer."""
 
+from collections.abc import Sequence
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,14 @@ class BroughtOperations:
 
     def matmul(self, x: jax.Array, weight: Brought, layer: jax.Array) -> jax.Array:
         return self._ops.matmul(x, weight.array, jnp.zeros_like(layer))
+
+    def project(self, x: jax.Array, norm: Brought, weights: Sequence[Brought], layer: jax.Array, *, eps: float):
+        arrays = [weight.array for weight in weights]
+        return self._ops.project(x, norm.array, arrays, jnp.zeros_like(layer), eps=eps)
+
+    def gated(self, x: jax.Array, norm: Brought | None, gate: Brought, up: Brought, layer: jax.Array, **options):
+        norm = None if norm is None else norm.array
+        return self._ops.gated(x, norm, gate.array, up.array, jnp.zeros_like(layer), **options)
 
     def expert_matmul(self, x: jax.Array, weight: Brought, layer: jax.Array, experts: jax.Array) -> jax.Array:
         return self._ops.expert_matmul(x, weight.array, jnp.zeros_like(layer), experts)

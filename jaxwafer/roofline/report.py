@@ -45,6 +45,7 @@ class Run:
             "weights": options.weights,
             "kv_cache": options.kv_cache,
             "dtype": options.compute_type(engine.mesh.devices.flat[0].platform),
+            "activations": options.activations,
             "outputs": [self._output(r) for r in requests],
             "totals": {
                 "prefill_tokens": stats.prefill_tokens,

@@ -24,11 +24,10 @@ RUN = ("decode", "m", *PROMPT)
     "argv, message",
     [
         ([], "no command given; choose one of decode, fetch, inspect, plan, calibrate, devices, score, "
-         "compile (see: jaxwafer --help)"),
+         "compile, bench (see: jaxwafer --help)"),
         (["decod", "m"], "there is no command 'decod'; choose one of decode, "),
         (["--mesh", "1x1"], "there is no command '--mesh'; choose one of decode, "),
-        (["decode"], "decode needs MODEL (see: jaxwafer decode --help)"),
-        (["decode", "--prompt", "t1"], "decode needs MODEL (see: jaxwafer decode --help)"),
+        (["inspect"], "inspect needs MODEL (see: jaxwafer inspect --help)"),
         (["score", "m"], "score needs MODEL and --file (see: jaxwafer score --help)"),
         (["fetch"], "fetch needs MODEL (see: jaxwafer fetch --help)"),
         (["convert"], "convert needs MODEL and OUT (see: jaxwafer convert --help)"),
@@ -44,6 +43,8 @@ RUN = ("decode", "m", *PROMPT)
         (["decode", "m", "--raw=x"], "unrecognized options: x (see: jaxwafer decode --help)"),
         (["decode", "m", "--prompt"], "missing value for argument '--prompt' (see: jaxwafer decode --help)"),
         (["decode", "m"], "no prompt: give --prompt TEXT or --prompts-file FILE"),
+        (["decode", "--held-out", "0"], "held-out must be from 1 to 10000, not 0"),
+        (["decode", "--held-out", "x"], "--held-out should be a whole number, not 'x' (see: jaxwafer decode --help)"),
         (["decode", "m", "--prompt", ""], "prompt 1 is empty"),
         (["decode", "m", "--prompt", "t1", "--prompt", " \n"], "prompt 2 is empty"),
         (["decode", "m", "--prompt", "\udcff"], "the text is not valid Unicode (a lone surrogate at character 0)"),

@@ -43,6 +43,21 @@ def test_every_combination_is_a_row(model, quick, tmp_path, capfd):
     assert "llama" not in capfd.readouterr().out
 
 
+def test_every_flag_of_a_model_reaches_the_engine(model, monkeypatch):
+    class Loaded(Exception):
+        pass
+
+    def load(source, options):
+        assert (options.activations, options.prefill_chunk, options.dtype) == ("float", 32, "bf16")
+        assert (options.weights, options.kv_cache, options.max_context) == ("int4", "fp8", 48)
+        raise Loaded
+
+    monkeypatch.setattr(module, "load", load)
+    with pytest.raises(Loaded):
+        main(["bench", model, "--activations", "float", "--prefill-chunk", "32", "--dtype", "bf16", "--weights", "int4",
+              "--kv-cache", "fp8", "--max-context", "48", "--prompt-tokens", "8", "--new-tokens", "8"])  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

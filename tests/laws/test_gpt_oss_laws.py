@@ -30,7 +30,7 @@ def test_laws_1_to_3_mesh_neighbours_slots_and_chunks_change_nothing():
     scored = one.score(PROMPTS[2])
     assert len({tuple(t) for t in alone}) == len(PROMPTS)
     for options in ({"mesh": "2x2", "micro_batch": 2, "prefill_chunk": 7},
-                    {"mesh": "3x1", "micro_batch": 1, "micro_batches": 2, "prefill_chunk": 1}):  # fmt: skip
+                    {"mesh": "3x2", "micro_batch": 1, "micro_batches": 2, "prefill_chunk": 1}):  # fmt: skip
         machine = engine(source, **options)
         assert run(machine, PROMPTS) == alone
         np.testing.assert_allclose(machine.score(PROMPTS[2]), scored, atol=2e-5)

@@ -1,14 +1,12 @@
 """Paged attention against a softmax written out in NumPy."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxwafer.ops.attention.api import BACKENDS, paged_attention
+from jaxwafer.ops.attention.api import BACKENDS, choose, paged_attention
 from jaxwafer.ops.attention.reference import CHUNK
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
@@ -16,7 +14,19 @@ from jaxwafer.ops.step import Step
 HEADS, GROUP, DIM, LAYER, SCALE = 2, 3, 8, 1, 0.3
 BLOCK, COLUMNS = 32, 2 * CHUNK // 32 + 1  # a table of two chunks and a block
 run = jax.jit(paged_attention, static_argnames=("scale", "window", "backend"))
-attend = partial(run, layer=jnp.int32(LAYER), scale=SCALE, backend="reference")
+USED = {"backend": "reference"}
+
+
+def attend(*args, **kwargs):
+    return run(*args, layer=jnp.int32(LAYER), scale=SCALE, **USED, **kwargs)
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def backend(request, monkeypatch):
+    """Every test, with each backend."""
+    if request.param == "cpu" and choose(jnp.float32, "cpu") != "cpu":
+        pytest.skip("no kernel here")
+    monkeypatch.setitem(USED, "backend", request.param)
 
 
 def case(lengths, counts, tokens: int = 1, block: int = BLOCK, columns: int = COLUMNS, form: str = "f32", stale=np.nan):

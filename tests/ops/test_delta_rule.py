@@ -1,5 +1,7 @@
 """The gated delta rule against its recurrence in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxwafer.ops.delta_rule.api import delta_rule
+from jaxwafer.ops.delta_rule.api import BACKENDS, choose, recur
+from jaxwafer.ops.state import State
 
-run = jax.jit(lambda *inputs: delta_rule(*inputs, backend="reference"))
+USED = {"backend": "reference"}
+
+
+@pytest.fixture(params=BACKENDS, autouse=True, scope="module")
+def backend(request):
+    """Every test, with each backend."""
+    if request.param == "cpu" and choose("cpu") != "cpu":
+        pytest.skip("no kernel here")
+    USED["backend"] = request.param
+    return request.param
+
+
+@partial(jax.jit, static_argnames="backend")
+def recurred(*inputs, backend):
+    *tokens, stored, slot, start = inputs
+    out, state = recur(*tokens, State(values=stored), jnp.int32(1), slot, start, backend=backend)
+    return out, state.values
+
+
+def run(*inputs):
+    """From and to states [B, H, K, V], kept in rows of a cache in another order."""
+    *tokens, state = inputs
+    batch = len(state)
+    slot = np.arange(batch, dtype=np.int32)[::-1]
+    stored = np.full((2, batch, *state.shape[1:]), 7.0, np.float32)
+    stored[1, slot] = state
+    out, after = recurred(*tokens, stored, slot.copy(), np.ones(batch, np.int32), backend=USED["backend"])
+    assert (np.asarray(after)[0] == 7.0).all()
+    return out, after[1, slot]
 
 
 def oracle(q, k, v, g, beta, state):
@@ -118,3 +149,29 @@ def test_requests_and_heads_do_not_mix():
     *tokens, first = given_inputs
     alone_out, alone = run(*(x[1:, :, 2:] for x in tokens), first[1:, 2:])
     close((alone_out, alone), (out[1:, :, 2:], state[1:, 2:]), 1e-6)
+
+
+@pytest.mark.parametrize("keys, values", [(5, 7), (32, 40)])
+def test_a_first_token_finds_no_state_and_a_negative_slot_is_left_alone(keys, values):
+    q, k, v, g, beta, state = inputs(11, 1, keys, values, batch=3)
+    stored = np.stack([state, np.full_like(state, np.nan)])
+    stored[1, 2] = 5.0
+    slot, start = np.array([1, -1, 2], np.int32), np.array([0, 0, 3], np.int32)
+    out, after = recurred(q, k, v, g, beta, stored, slot, start, backend=USED["backend"])
+    before = np.stack([0 * state[0], 0 * state[0], np.full_like(state[0], 5.0)])
+    want, states = oracle(q, k, v, g, beta, before)
+    close((out[0], out[2]), (want[0], want[2]))
+    close((after[1, 1], after[1, 2]), (states[0], states[2]))
+    np.testing.assert_array_equal(after[0], state)
+    assert np.isnan(np.asarray(after)[1, 0]).all()
+
+
+def test_a_donated_state_is_updated_where_it_lies():
+    """The compiled step holds no second state."""
+    if choose("cpu") != "cpu":
+        pytest.skip("no kernel here")
+    q, k, v, g, beta, state = inputs(12, 1, 64, 64)
+    stored, slot = np.zeros((2, *state.shape), np.float32), np.zeros(2, np.int32)
+    step = jax.jit(recurred, static_argnames="backend", donate_argnums=5)
+    compiled = step.lower(q, k, v, g, beta, stored, slot, slot, backend="cpu").compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.1 * state.nbytes

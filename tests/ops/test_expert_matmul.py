@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 
 from jaxwafer.ops import backends
 from jaxwafer.ops.expert_matmul import api, reference
+from jaxwafer.ops.matmul import api as matmul
 from jaxwafer.ops.operations import Operations
 from jaxwafer.quant.convert import dequantize, quantize
 from jaxwafer.quant.formats import FORMATS
 
 S, E, N, K = 2, 5, 7, 40
 STACK = np.random.default_rng(0).standard_normal((S, E, N, K)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native():
+    if api.choose(jnp.float32, FORMATS["f32"], "cpu") != "cpu":
+        pytest.skip(api.explain(jnp.float32, FORMATS["f32"], "cpu")[1])
 
 
 @partial(jax.jit, static_argnames="backend")
@@ -57,15 +64,30 @@ def test_each_row_meets_the_matrix_of_its_expert(experts, backend):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("index", [0, 1])
-def test_every_format(form, index):
-    check([2, 0, -1, 4, 0, 1], form=form, index=index)
+@pytest.mark.parametrize("index, backend", [(0, "reference"), (1, "reference"), (1, "cpu")])
+def test_every_format(form, index, backend):
+    check([2, 0, -1, 4, 0, 1], form=form, index=index, backend=backend)
+
+
+@pytest.mark.parametrize("form", ["int4", "int8-g32", "mxfp4"])
+def test_rows_in_int8_are_those_of_the_dense_product(form):
+    """To the bit, however many rows an expert has."""
+    weight = jax.tree.map(jnp.asarray, quantize(STACK, FORMATS[form]))
+    experts = np.array([2] * 3 + [-1, 4] + [0] * 20 + [9], np.int32)
+    x = jnp.asarray(np.random.default_rng(4).standard_normal((len(experts), K)), jnp.float32)
+    got = api.expert_matmul(x, weight, 1, experts, backend="cpu", quantise=True)
+    for expert in (0, 2, 4):
+        mine = experts == expert
+        dense = matmul.matmul(x[mine], weight[1], expert, backend="cpu", quantise=True)
+        np.testing.assert_array_equal(got[mine], dense)
+    assert not np.asarray(got)[experts != np.clip(experts, 0, 4)].any()
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.integers(-2, E + 1), min_size=9, max_size=9), st.integers(0, 99))
 def test_any_mixture_of_experts(experts, seed):
-    check(experts, seed=seed)
+    for backend in api.BACKENDS:
+        check(experts, seed=seed, backend=backend)
 
 
 def test_tiles_end_where_the_rows_of_an_expert_do(monkeypatch):
@@ -73,19 +95,20 @@ def test_tiles_end_where_the_rows_of_an_expert_do(monkeypatch):
     x = np.random.default_rng(2).standard_normal((11, K)).astype(np.float32)
     experts = np.array([0, 3, 3, 0, 3, -1, 3, 3, 1, 1, 0], np.int32)
     weight = jax.tree.map(jnp.asarray, quantize(STACK, FORMATS["f32"]))
-    got = jax.jit(reference.expert_matmul)(x, weight, jnp.int32(0), experts)
+    got = jax.jit(partial(reference.expert_matmul, quantise=False))(x, weight, jnp.int32(0), experts)
     expected = np.where(experts[:, None] < 0, 0, np.einsum("rk,rnk->rn", x, STACK[0, experts]))
     np.testing.assert_allclose(np.asarray(got), expected, atol=2e-5)
 
 
-def test_experts_that_no_row_names_are_not_read():
+@pytest.mark.parametrize("backend", api.BACKENDS)
+def test_experts_that_no_row_names_are_not_read(backend):
     """Nothing of them reaches the result, though they are not numbers."""
     stack = STACK.copy()
     stack[:, [0, 2]] = np.nan
     stack[0] = np.nan
     weight = jax.tree.map(jnp.asarray, quantize(stack, FORMATS["f32"]))
     experts = np.array([3, -1, 1, 4, 9], np.int32)
-    got = np.asarray(run(np.ones((5, K), np.float32), weight, 1, experts))
+    got = np.asarray(run(np.ones((5, K), np.float32), weight, 1, experts, backend=backend))
     np.testing.assert_allclose(got[[0, 2, 3]], STACK[1, [3, 1, 4]].sum(-1), atol=2e-5)
     assert not got[[1, 4]].any()
 
@@ -100,8 +123,9 @@ def test_bfloat16_rows_accumulate_in_float32():
 
 
 def test_the_choice_is_shown():
-    assert api.choose(jnp.float32, "int4", "tpu") == "reference"
-    assert backends.implementations("tpu")["expert_matmul"] == {"backend": "reference", "reason": "plain JAX"}
-    report = Operations("tpu").report(jnp.float32, ["bf16"], ["int4"], ("sampling", "attention"))
+    bf16, int4 = FORMATS["bf16"], FORMATS["int4"]
+    assert api.choose(jnp.float32, int4, "tpu") == "reference"
+    assert backends.implementations("tpu")["expert_matmul"] == {"backend": "reference", "reason": "not made for tpu"}
+    report = Operations("tpu").report(jnp.float32, [bf16], [int4], ("sampling", "attention"))
     assert list(report) == ["matmul bf16", "expert_matmul int4", "attention", "sampling"]
-    assert "expert_matmul" not in " ".join(Operations("tpu").report(jnp.float32, ["bf16"], [], ()))
+    assert "expert_matmul" not in " ".join(Operations("tpu").report(jnp.float32, [bf16], [], ()))

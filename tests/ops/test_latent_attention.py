@@ -1,21 +1,33 @@
 """Latent attention over some of a request's blocks: parts of a softmax that join to the whole, in NumPy."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxwafer.ops.attention.api import latent_attention
+from jaxwafer.ops.attention.api import BACKENDS, choose, latent_attention
 from jaxwafer.ops.attention.reference import CHUNK, NEVER, owned
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 
 HEADS, WIDTH, RANK, LAYER, SCALE = 3, 10, 7, 1, 0.3
 run = jax.jit(latent_attention, static_argnames=("rank", "scale", "backend"))
-attend = partial(run, layer=jnp.int32(LAYER), rank=RANK, scale=SCALE, backend="reference")
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def backend(request, monkeypatch):
+    """Every test, with each backend."""
+    if request.param == "cpu" and choose(jnp.float32, "cpu") != "cpu":
+        pytest.skip("no kernel here")
+    monkeypatch.setitem(USED, "backend", request.param)
+
+
+USED = {"backend": "reference"}
+
+
+def attend(*args, **kwargs):
+    return run(*args, layer=jnp.int32(LAYER), rank=RANK, scale=SCALE, **USED, **kwargs)
 
 
 def case(lengths, counts, *, tokens=1, block=4, columns=9, parts=1, form="f32"):

@@ -1,5 +1,7 @@
 """The quantised matmul of each backend against the reference, and the choice between them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,25 +11,31 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxwafer.ops import backends
+from jaxwafer.model.mlp import Activation
+from jaxwafer.ops import backends, native_weights
 from jaxwafer.ops.matmul import api
+from jaxwafer.ops.norm import rms_norm
 from jaxwafer.quant import convert
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import FORMATS
+from jaxwafer.quant.formats import FORMATS, fp8, int4
 
 # What float32 sums of up to a few hundred products may differ by, of the sum of their magnitudes.
 TOLERANCE = 1e-6
+FORMS = FORMATS | {
+    form.name: form for form in (int4(64, "bfloat16"), int4(128, "float16"), int4(64, "float32", zero=True), fp8(64))
+}
+INTEGERS = sorted(name for name, form in FORMS.items() if form.dtype in native_weights.INTEGERS)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def native():
-    if api.choose(jnp.float32, "f32", "cpu") != "cpu":
-        pytest.skip(api.explain(jnp.float32, "f32", "cpu")[1])
+    if api.choose(jnp.float32, [FORMATS["f32"]], "cpu") != "cpu":
+        pytest.skip(api.explain(jnp.float32, FORMATS["f32"], "cpu")[1])
 
 
 def weights(name: str, shape, seed: int = 0) -> QuantizedArray:
     matrix = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-    return jax.tree.map(jnp.asarray, convert.quantize(matrix, FORMATS[name]))
+    return jax.tree.map(jnp.asarray, convert.quantize(matrix, FORMS[name]))
 
 
 def activations(shape, dtype, seed: int = 1) -> jax.Array:
@@ -45,13 +53,88 @@ def check(got, x, weight, index):
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (1, 7), (7, 45), (37, 100), (19, 1100)], ids=str)
-@pytest.mark.parametrize("name", sorted(api.cpu.KNOWN))
+@pytest.mark.parametrize("name", sorted(FORMS))
 def test_every_format_agrees_with_the_reference(name, shape):
     weight = weights(name, (3, *shape))
     for dtype in (jnp.float32, jnp.bfloat16):
         for rows in (1, 2, 5, 16, 33):
             x = activations((rows, shape[1]), dtype)
             check(api.matmul(x, weight, 1, backend="cpu"), x, weight, 1)
+
+
+def rounded(x) -> np.ndarray:
+    """x as int8 in blocks of 32 with a scale of amax/127 each, float64 again."""
+    wide = np.asarray(x, np.float32)
+    pad = -wide.shape[1] % 32
+    blocks = np.pad(wide, ((0, 0), (0, pad))).reshape(len(wide), -1, 32)
+    scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    q = np.rint(blocks * np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0))
+    return (q.astype(np.float64) * scale).reshape(len(wide), -1)[:, : wide.shape[1]]
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (37, 100), (70, 1100)], ids=str)
+@pytest.mark.parametrize("name", INTEGERS)
+def test_activations_in_int8(name, shape):
+    """The products of what x is rounded to; a number that falls between two may go either way."""
+    weight = weights(name, (2, *shape))
+    matrix = convert.dequantize(jax.tree.map(np.asarray, weight))[1][:, : shape[1]].astype(np.float64)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        for rows in (1, 2, 7, 16, 35):
+            x = activations((rows, shape[1]), dtype)
+            got = api.matmul(x, weight, 1, backend="cpu", quantise=True)
+            slack = np.abs(x).max() / 127 * np.abs(matrix).max() * 1.01
+            np.testing.assert_allclose(got, rounded(x) @ matrix.T, atol=float(slack), rtol=0)
+            # Rounding x loses 5e-3.
+            loss = 1e-5 if dtype == jnp.float32 else 3e-3  # bfloat16 has numbers half-way between two
+            assert np.linalg.norm(np.asarray(got) - rounded(x) @ matrix.T) < loss * np.linalg.norm(got)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_bad_values_in_int8_reach_their_row_alone(name):
+    weight = weights(name, (1, 5, 64))
+    for rows in (3, 17):
+        for bad in (np.nan, np.inf, -np.inf):
+            x = np.ones((rows, 64), np.float32)
+            x[1, 40] = bad
+            got = np.asarray(api.matmul(jnp.asarray(x), weight, 0, backend="cpu", quantise=True))
+            assert not np.isfinite(got[1]).any()
+            assert np.isfinite(np.delete(got, 1, axis=0)).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_several_matrices_of_normed_rows(dtype):
+    """Formats, orders and sizes may differ; the norm's row is that of the layer."""
+    names = ("int4", "fp8", "int4-min", "mxfp4", "f32", "int4")
+    several = [weights(name, (3, n, 70), seed=n) for n, name in enumerate(names, 3)]
+    norm = jnp.asarray(np.random.default_rng(5).normal(size=(3, 70)), jnp.float32)
+    for rows in (1, 20):
+        x = activations((rows, 70), dtype)
+        got = api.project(x, norm, several, 2, eps=1e-5, backend="cpu")
+        normed = rms_norm(x, norm[2], 1e-5)
+        for out, weight in zip(got, several, strict=True):
+            want = api.matmul(normed, weight, 2, backend="cpu")
+            # Sums of squares in another order may round a normed value to the next bfloat16.
+            np.testing.assert_allclose(out, want, atol=2e-5 if dtype == jnp.float32 else 0.1, rtol=0)
+        again = api.project(x, norm, several, 2, eps=1e-5, backend="reference")
+        np.testing.assert_allclose(got[4], again[4], atol=2e-5 if dtype == jnp.float32 else 0.1, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [Activation(), Activation(name="situ", limits=(4.0, 25.0)), Activation(name="swiglu-oai", limits=(1.5,))],
+    ids=lambda a: a.name,
+)
+def test_gate_and_up_joined(activation):
+    gate, up = (weights(name, (2, 77, 70), seed=9) for name in ("int4", "int8"))
+    norm = 3 * jnp.asarray(np.random.default_rng(5).normal(size=(2, 70)), jnp.float32)
+    for rows in (1, 20):
+        x = activations((rows, 70), jnp.float32)
+        for weight in (norm, None):
+            got, want = (
+                api.gated(x, weight, gate, up, 1, eps=1e-5, activation=activation, backend=backend)
+                for backend in ("cpu", "reference")
+            )
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["fp8", "int4", "int8-g32"])
@@ -86,7 +169,7 @@ def test_every_stored_value_of_the_8_and_16_bit_formats():
             np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
 
 
-@pytest.mark.parametrize("name", sorted(api.cpu.KNOWN))
+@pytest.mark.parametrize("name", sorted(FORMS))
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_bad_values_reach_the_outputs_they_touch_and_no_others(name, bad):
     weight = weights(name, (1, 5, 64))
@@ -96,7 +179,9 @@ def test_bad_values_reach_the_outputs_they_touch_and_no_others(name, bad):
         got = np.asarray(api.matmul(jnp.asarray(x), weight, 0, backend="cpu"))
         assert not np.isfinite(got[1]).any()
         assert np.isfinite(np.delete(got, 1, axis=0)).all()
-    part = "values" if FORMATS[name].scale is None else "scale"
+    part = "values" if FORMS[name].scale is None else "scale"
+    if FORMS[name].scale == "float8_e8m0fnu":
+        bad = np.nan
     broken = weight.replace(**{part: getattr(weight, part).at[0, 2, 0].set(bad)})
     for rows in (1, 17):
         got = np.asarray(api.matmul(jnp.ones((rows, 64), jnp.float32), broken, 0, backend="cpu"))
@@ -171,23 +256,27 @@ def test_while_loop_over_bfloat16():
 
 
 def test_choice_and_its_reasons():
-    for name in FORMATS:
-        known = name in ("f32", "bf16", "f16", "fp8", "int8", "int8-g32", "int4", "int4-min")
+    for form in FORMS.values():
         for dtype in (jnp.float32, jnp.bfloat16):
-            assert api.choose(dtype, name, "cpu") == ("cpu" if known else "reference")
-        assert api.choose(jnp.float32, name, "tpu") == "reference"
-    assert api.explain(jnp.float16, "int4", "cpu") == ("reference", "no kernel for float16 activations")
+            assert api.choose(dtype, [form], "cpu") == "cpu"
+        assert api.choose(jnp.float32, [form], "tpu") == ("tpu" if form.group else "reference")
+    odd = replace(FORMATS["int4"], name="int4-g16", group=16)
+    assert api.explain(jnp.float32, odd, "cpu") == ("reference", "no kernel for int4-g16 weights")
+    assert api.choose(jnp.float32, [FORMATS["int4"], odd], "cpu") == "reference"
+    assert api.explain(jnp.float16, FORMATS["int4"], "cpu") == ("reference", "no kernel for float16 activations")
     on_cpu = backends.implementations("cpu")
     assert set(on_cpu) >= {"matmul", "expert_matmul", "attention", "sampling"}
-    assert on_cpu["matmul"]["backend"].startswith("cpu (f32 bf16 ")
-    assert on_cpu["matmul"]["reason"].startswith("cpu: C++ kernel built with ")
-    assert on_cpu["matmul"]["reason"].endswith("; reference: no kernel for these weights")
-    assert backends.implementations("gpu")["matmul"] == {"backend": "reference", "reason": "not made for gpu"}
+    assert on_cpu["matmul"]["backend"] == "cpu"
+    assert on_cpu["matmul"]["reason"].startswith("C++ kernel, float32 activations, built with ")
+    assert "int8 activations" in api.explain(jnp.float32, FORMATS["int4"], "cpu", quantise=True)[1]
+    assert "float32 activations" in api.explain(jnp.float32, FORMATS["fp8"], "cpu", quantise=True)[1]
+    assert api.explain(jnp.float32, FORMATS["f32"], "gpu") == ("reference", "no GPU kernel for f32 weights")
+    assert api.choose(jnp.float32, [FORMATS["int4"]], "gpu") == "gpu"
 
 
 def test_formats_that_differ_are_told_apart(monkeypatch):
-    def objection(dtype, weight_format, platform):
-        return None if weight_format == "int4" else f"no kernel for {weight_format} weights"
+    def objection(dtype, form, platform):
+        return None if form.name == "int4" else f"no kernel for {form.name} weights"
 
     monkeypatch.setattr(api.cpu, "objection", objection)
     got = api.implementation("cpu")

@@ -15,6 +15,7 @@ import pytest
 from jaxwafer.ops import native
 from jaxwafer.ops.backends import implementations
 from jaxwafer.ops.matmul import api
+from jaxwafer.quant.formats import FORMATS
 
 # Doubles its argument: builds in a fraction of the matmul's time.
 SOURCE = """
@@ -107,6 +108,10 @@ def test_key_follows_source_compiler_and_jaxlib(source, monkeypatch):
     monkeypatch.setattr("jaxlib.version.__version__", "0.0.0")
     assert native.cache_key(source, ["c++"], "1.0") != key
     monkeypatch.undo()
+    (fresh := source.parent / "shared").mkdir()
+    monkeypatch.setattr(native, "SHARED", fresh)
+    assert native.cache_key(source, ["c++"], "1.0") != key
+    monkeypatch.undo()
     (source.parent / "own.h").write_text("")
     with_header = native.cache_key(source, ["c++"], "1.0")
     source.write_text(SOURCE + "\n")
@@ -141,6 +146,7 @@ def test_a_compiler_that_does_not_know_this_machine(source, fresh, monkeypatch):
         ("named", "no C++ compiler found: CXX names 'absent-c++', which is not on PATH"),
         ("failing", "could not compile cpu.cc: cpu.cc:1: error: out of ideas"),
         ("silent", "cannot keep or load the kernel"),
+        ("broken", "does not run: no such luck"),
     ],
 )
 def test_without_a_kernel_the_reference_runs_and_says_why(fresh, monkeypatch, case, message):
@@ -152,15 +158,35 @@ def test_without_a_kernel_the_reference_runs_and_says_why(fresh, monkeypatch, ca
     elif case == "failing":
         script = compiler_script(fresh, 'echo "note: hm" >&2; echo "cpu.cc:1: error: out of ideas" >&2; exit 1')
         monkeypatch.setenv("CXX", str(script))
+    elif case == "broken":
+        script = compiler_script(fresh, "")
+        script.write_text('#!/bin/sh\necho "no such luck" >&2; exit 1\n')
+        monkeypatch.setenv("CXX", str(script))
     else:
         monkeypatch.setenv("CXX", str(compiler_script(fresh, "exit 0")))
     with pytest.warns(RuntimeWarning) as caught:
-        choices = {api.choose(jnp.float32, name, "cpu") for name in ("int4", "fp8", "f32")}
-        report = implementations("cpu")["matmul"]
+        choices = {api.choose(jnp.float32, [FORMATS[name]], "cpu") for name in ("int4", "fp8", "f32")}
+        report = implementations("cpu")
     assert choices == {"reference"}
-    assert report["backend"] == "reference" and message in report["reason"]
-    (warning,) = [w for w in caught if w.category is RuntimeWarning]
-    assert message in str(warning.message) and "\n" not in str(warning.message)
+    kernels = "matmul", "expert_matmul", "attention", "delta rule"
+    for name in kernels:
+        assert report[name]["backend"] == "reference" and message in report[name]["reason"]
+    warned = [str(w.message) for w in caught if w.category is RuntimeWarning]
+    assert len(warned) == len(kernels)
+    assert all(message in text and "\n" not in text for text in warned)
+
+
+def test_a_damaged_object_and_a_failing_compiler(source, fresh, monkeypatch):
+    """What is in the cache is not loaded, nothing replaces it, and a warning says so once."""
+    script = compiler_script(fresh, 'echo "error: disk of cheese" >&2; exit 1')
+    monkeypatch.setenv("CXX", str(script))
+    key = native.cache_key(source, *native.find_compiler())
+    native.cache_directory().mkdir(parents=True)
+    (native.cache_directory() / f"{native._stem(key, b'whole')}.so").write_bytes(b"half")
+    with pytest.warns(RuntimeWarning, match="runs the slow reference: .* disk of cheese") as caught:
+        assert "disk of cheese" in native.kernel(source, "JaxwaferTwice")
+        assert "disk of cheese" in native.kernel(source, "JaxwaferTwice")
+    assert len(caught) == 1
 
 
 def test_a_cache_that_cannot_be_written(source, fresh, monkeypatch):

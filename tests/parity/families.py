@@ -66,7 +66,15 @@ def reference(model, tokens: list[int], *, steps: bool = False) -> tuple[np.ndar
 
 
 def engine(folder, mesh: str = "1x1", **options) -> Engine:
-    fixed = {"dtype": "f32", "kv_cache": "f32", "max_context": 128, "block": 8, "prefill_chunk": 64, "burst": 4}
+    fixed = {
+        "dtype": "f32",
+        "kv_cache": "f32",
+        "activations": "float",
+        "max_context": 128,
+        "block": 8,
+        "prefill_chunk": 64,
+        "burst": 4,
+    }
     return Engine(HubCheckpoint(folder), Options(mesh=mesh, **(fixed | options)))
 
 

@@ -62,7 +62,9 @@ def expected(reference):
 @pytest.mark.parametrize("mesh", ["1x1", "2x2", "3x2"])
 def test_log_probabilities_and_greedy_tokens_are_those_of_mlx_lm(mesh, folder, expected):
     tokens, scores, continuation = expected
-    options = Options(mesh=mesh, dtype="f32", kv_cache="f32", max_context=128, block=8, prefill_chunk=64, burst=4)
+    options = Options(
+        mesh=mesh, dtype="f32", kv_cache="f32", activations="float", max_context=128, block=8, prefill_chunk=64, burst=4
+    )
     machine = Engine(HubCheckpoint(folder), options)
     everything = np.broadcast_to(np.arange(machine.spec.vocab), (len(tokens), machine.spec.vocab))
     np.testing.assert_allclose(log_probabilities(machine, tokens, everything), scores, atol=1e-4)

@@ -27,7 +27,14 @@ pytestmark = pytest.mark.skipif(
 
 
 def engine(mesh: str = "1x1", **options) -> Engine:
-    fixed = {"mesh": mesh, "weights": "native", "dtype": "f32", "kv_cache": "f32", "prefill_chunk": 32}
+    fixed = {
+        "mesh": mesh,
+        "weights": "native",
+        "dtype": "f32",
+        "kv_cache": "f32",
+        "activations": "float",
+        "prefill_chunk": 32,
+    }
     return Engine(GGUFCheckpoint(CARD.weights_path), Options(**(fixed | {"max_context": 64} | options)))
 
 

@@ -63,7 +63,16 @@ def reference(model, tokens: list[int]) -> tuple[np.ndarray, list[int]]:
 
 def run(folder, mesh: str, tokens: list[int]) -> tuple[np.ndarray, list[int], np.ndarray]:
     """(log-probabilities, greedy tokens, `Engine.score` of the prompt)."""
-    options = Options(mesh=mesh, dtype="f32", kv_cache="f32", max_context=128, block=8, prefill_chunk=128, burst=4)
+    options = Options(
+        mesh=mesh,
+        dtype="f32",
+        kv_cache="f32",
+        activations="float",
+        max_context=128,
+        block=8,
+        prefill_chunk=128,
+        burst=4,
+    )
     machine = Engine(HubCheckpoint(folder), options)
     everything = np.broadcast_to(np.arange(machine.spec.vocab), (len(tokens), machine.spec.vocab))
     scored = log_probabilities(machine, tokens, everything)

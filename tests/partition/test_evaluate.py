@@ -79,10 +79,10 @@ def test_constants_correct_the_roofs():
     assert found.binds == "overhead" and 1 / found.bandwidth_roof == pytest.approx(0.025)
 
 
-def test_the_head_is_read_by_all_wafers_or_by_the_last():
+def test_the_head_is_read_by_all_wafers_or_by_one():
     layers = [layer(10)] * 2
     fields = {"head": 40, "head_read": 40, "hardware": {"hop_s": 0.0}}
-    shared = plan(problem(layers, **fields), uniform(2, 2)).speed
+    shared = plan(problem(layers, vocabulary="mesh", **fields), uniform(2, 2)).speed
     last = plan(problem(layers, vocabulary="ends", **fields), uniform(2, 2)).speed
     assert (1 / shared.estimate, 1 / last.estimate) == pytest.approx((0.04, 0.06))
 

@@ -23,6 +23,7 @@ SCHEMA = {
     "weights": str,
     "kv_cache": str,
     "dtype": str,
+    "activations": str,
     "outputs": [
         {"prompt": str, "text": str, "prompt_tokens": int, "tokens": [int], "finish_reason": str, "ttft_s": float,
          "tokens_per_s": float}

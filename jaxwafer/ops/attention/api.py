@@ -1,12 +1,16 @@
 """Causal attention over a paged KV cache: the signatures, and the backends."""
 
 import jax
+import jax.numpy as jnp
 
-from jaxwafer.ops.attention import reference
+from jaxwafer.ops import choice
+from jaxwafer.ops.attention import cpu, reference, tpu
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 
-BACKENDS = {"reference": reference}
+# Tried in order. Each module has `objection(dtype, platform) -> str | None`, `description() -> str` and the operations
+# below. The reference objects to nothing.
+BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
 
 
 def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
@@ -32,3 +36,13 @@ def latent_attention(q: jax.Array, latent: Pages, layer: jax.Array, step: Step, 
     weighted by it [B, T, heads, rank].
     """
     return BACKENDS[backend].latent_attention(q, latent, layer, step, rank=rank, scale=scale, first=first)
+
+
+def choose(dtype, platform: str) -> str:
+    """The backend for queries of `dtype`: the first that does not object."""
+    return choice.first(BACKENDS, dtype, platform)[0]
+
+
+def implementation(platform: str) -> dict[str, str]:
+    """{"backend", "reason"} on a platform for float32 queries."""
+    return dict(zip(("backend", "reason"), choice.first(BACKENDS, jnp.float32, platform), strict=True))

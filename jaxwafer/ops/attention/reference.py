@@ -14,6 +14,15 @@ CHUNK = 256
 NEVER = jnp.iinfo(jnp.int32).max
 
 
+def objection(dtype, platform: str) -> str | None:
+    """Why this backend cannot run these inputs: never."""
+    return None
+
+
+def description() -> str:
+    return "plain JAX"
+
+
 def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                     window: int | None, sinks: jax.Array | None) -> jax.Array:  # fmt: skip
     begin = jnp.arange(step.table.shape[1], dtype=jnp.int32)[None] * k.block

@@ -17,6 +17,8 @@ import einops
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops.state import State, read_state, write_state
+
 # Tokens that share a triangular system, and those among them that have a decay for every pair; between two such
 # sub-chunks a pair's decay is a product, so that A and B are matrix products.
 CHUNK, SUB = 64, 16
@@ -24,8 +26,24 @@ CHUNK, SUB = 64, 16
 product = partial(jnp.einsum, precision="highest")
 
 
+def objection(dtype, platform: str) -> str | None:
+    """Why this backend cannot run these inputs: never."""
+    return None
+
+
+def description() -> str:
+    return "plain JAX"
+
+
+def recur(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: State, layer: jax.Array,
+          slot: jax.Array, start: jax.Array) -> tuple[jax.Array, State]:  # fmt: skip
+    out, rows = delta_rule(q, k, v, g, beta, read_state(state, layer, jnp.maximum(slot, 0), start))
+    return out, write_state(state, layer, slot, rows)
+
+
 def delta_rule(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array,
                state: jax.Array) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """As `api.recur`, from and to states [B, H, K, V] at hand."""
     g = jnp.broadcast_to(g, k.shape)
     if q.shape[1] == 1:
         out, state = step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
@@ -71,11 +89,31 @@ def chunk(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Arra
     a, b = scores(k, k, g), scores(q, k, g)
     v, beta = flat(v), flat(beta)[..., None]
     known = product("bhck,bhkv->bhcv", flat(jnp.exp(from_start) * k), state)
-    # What the system has on and above its diagonal is not read.
-    u = jax.scipy.linalg.solve_triangular(beta * a, beta * (v - known), lower=True, unit_diagonal=True)
+    u = product("bhts,bhsv->bhtv", inverse(beta * a), beta * (v - known))
     out = product("bhck,bhkv->bhcv", flat(jnp.exp(from_start) * q), state) + product("bhts,bhsv->bhtv", b, u)
     decay = jnp.exp(product("bhik->bhk", whole))[..., None]
     return out, decay * state + product("bhck,bhcv->bhkv", flat(jnp.exp(to_end) * k), u)
+
+
+def inverse(lower: jax.Array) -> jax.Array:
+    """(I + tril(L, −1))⁻¹ of L [B, H, C, C], by halves: of [[P, 0], [Q, R]] it is [[P⁻¹, 0], [−R⁻¹QP⁻¹, R⁻¹]].
+
+    As exact as substitution, in log₂ C batched products. JAX's own triangular solve is LAPACK's on CPUs: hundreds of
+    calls for small systems, each of which wakes the threads of BLAS; it took most of a prefill.
+    """
+    size = lower.shape[-1]
+    padded = 1 << (size - 1).bit_length()
+    lower = jnp.pad(lower, ((0, 0), (0, 0), (0, padded - size), (0, padded - size)))
+    blocks, width = jnp.ones((*lower.shape[:2], padded, 1, 1), lower.dtype), 1
+    while width < padded:
+        pairs = einops.rearrange(lower, "b h (i r) (j c) -> b h r c i j", r=2 * width, c=2 * width)
+        corner = jnp.einsum("bhrcii->bhirc", pairs[:, :, width:, :width])
+        first, second = blocks[:, :, ::2], blocks[:, :, 1::2]
+        corner = -product("bhirs,bhist,bhitc->bhirc", second, corner, first)
+        top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        blocks = jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+        width *= 2
+    return blocks[:, :, 0, :size, :size]
 
 
 def scores(x: jax.Array, k: jax.Array, g: jax.Array) -> jax.Array:

@@ -4,34 +4,35 @@ import jax
 import jax.numpy as jnp
 
 from jaxwafer.ops import choice
-from jaxwafer.ops.expert_matmul import reference
+from jaxwafer.ops.expert_matmul import cpu, reference
 from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.formats import Format
 
-# Tried in order. Each module has `objection(dtype, weight_format, platform) -> str | None`, `description() -> str` and
-# `expert_matmul(x, weight, index, experts)`. The reference objects to nothing.
-BACKENDS = {"reference": reference}
+# Tried in order. Each module has `objection(dtype, form, platform) -> str | None`, `description(form, quantise) -> str`
+# and `expert_matmul(x, weight, index, experts, quantise)`. The reference objects to nothing.
+BACKENDS = {"cpu": cpu, "reference": reference}
 
 
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int, experts: jax.Array, *,
-                  backend: str) -> jax.Array:  # fmt: skip
+                  backend: str, quantise: bool = False) -> jax.Array:  # fmt: skip
     """x[r] @ weight[index, experts[r]]ᵀ for every row r, accumulated in float32; only those matrices are read.
 
     x: [R, K] in the compute dtype (float32 or bfloat16), in any order; K may be short of the weight's padded K by
     padding. weight: a stack [S, E, N, K]. index: int32 scalar, clamped to the stack. experts: int32 [R]; an expert
     outside 0 … E − 1 is another core's, or padding: its row is zero. backend: a key of `BACKENDS`, as `choose` gives
-    it. Returns float32 [R, N].
+    it. quantise: as in `ops.matmul.api.matmul`. Returns float32 [R, N].
     """
-    return BACKENDS[backend].expert_matmul(x, weight, jnp.asarray(index, jnp.int32), experts)
+    return BACKENDS[backend].expert_matmul(x, weight, jnp.asarray(index, jnp.int32), experts, quantise)
 
 
-def choose(dtype, weight_format: str, platform: str) -> str:
-    """The backend for x of `dtype` and weights of the format of this name: the first that does not object."""
-    return explain(dtype, weight_format, platform)[0]
+def choose(dtype, form: Format, platform: str) -> str:
+    """The backend for x of `dtype` and weights in this format: the first that does not object."""
+    return explain(dtype, form, platform)[0]
 
 
-def explain(dtype, weight_format: str, platform: str) -> tuple[str, str]:
+def explain(dtype, form: Format, platform: str, *, quantise: bool = False) -> tuple[str, str]:
     """The backend that `choose` gives, and why."""
-    return choice.explain(BACKENDS, dtype, weight_format, platform)
+    return choice.explain(BACKENDS, dtype, form, platform, quantise)
 
 
 def implementation(platform: str) -> dict[str, str]:

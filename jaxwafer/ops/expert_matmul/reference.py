@@ -4,21 +4,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxwafer.quant.array import QuantizedArray, dequantize
+from jaxwafer.quant.formats import Format
 
 # Most rows that are multiplied at a time.
 TILE = 128
 
 
-def objection(dtype, weight_format: str, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs: never."""
     return None
 
 
-def description() -> str:
+def description(form: Format, quantise: bool) -> str:
     return "plain JAX"
 
 
-def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array) -> jax.Array:
+def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array,
+                  quantise: bool) -> jax.Array:  # fmt: skip
     """x: [R, K]. A matrix is rounded to the dtype of x before it is multiplied. Returns float32 [R, N]."""
     rows, count, outputs = x.shape[0], weight.values.shape[1], weight.values.shape[2]
     inputs = weight.values.shape[-1] * (2 if weight.format.packed else 1)

@@ -1,40 +1,58 @@
-"""XLA FFI kernel on CPU (cpu.cc): weights are widened to float32 as they are read; activations are not quantised."""
+"""XLA FFI kernel on CPU (cpu.cc): weights are unpacked as they are read, rows of x shared by several matrices."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxwafer.ops import native
+from jaxwafer.model.mlp import Activation
+from jaxwafer.ops import native, native_weights
 from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.formats import Format
 
-PLATFORMS = ("cpu",)
-# Names of the formats that cpu_formats.h unpacks.
-KNOWN = frozenset(("f32", "bf16", "f16", "fp8", "int8", "int8-g32", "int4", "int4-min"))
 SOURCE = Path(__file__).with_suffix(".cc")
+# The position is the activation's number in the kernel, from 1; 0 joins nothing.
+ACTIVATIONS = ("silu", "situ", "swiglu-oai")
 
 
-def objection(dtype, weight_format: str, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None. The first call on a CPU builds the kernel."""
-    if platform not in PLATFORMS:
-        return f"not made for {platform}"
-    if weight_format not in KNOWN:
-        return f"no kernel for {weight_format} weights"
-    if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
-        return f"no kernel for {jnp.dtype(dtype).name} activations"
-    built = native.kernel(SOURCE, "JaxwaferMatmul")
-    return built if isinstance(built, str) else None
+    kernel = native.kernel(SOURCE, "JaxwaferMatmul") if platform == "cpu" else ""
+    return native_weights.objection(kernel, form, dtype, platform)
 
 
-def description() -> str:
+def description(form: Format, quantise: bool) -> str:
     """What runs, for reports; asked only where there is no objection."""
-    return f"C++ kernel built with {native.kernel(SOURCE, 'JaxwaferMatmul').built_with}"
+    return native_weights.description(form, quantise, native.kernel(SOURCE, "JaxwaferMatmul").built_with)
 
 
-def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array) -> jax.Array:
+def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool) -> jax.Array:
     """x: [M, K] float32 or bfloat16. An index outside the stack is clamped. Returns float32 [M, N]; no gradient."""
+    (out,) = _call(x, None, (weight,), index, quantise=quantise)
+    return out
+
+
+def project(x: jax.Array, norm: jax.Array, weights: Sequence[QuantizedArray], index: jax.Array, eps: float,
+            quantise: bool) -> list[jax.Array]:  # fmt: skip
+    return _call(x, norm, weights, index, eps=eps, quantise=quantise)
+
+
+def gated(x: jax.Array, norm: jax.Array | None, gate: QuantizedArray, up: QuantizedArray, index: jax.Array, eps: float,
+          activation: Activation, quantise: bool) -> jax.Array:  # fmt: skip
+    (out,) = _call(x, norm, (gate, up), index, eps=eps, activation=activation, quantise=quantise)
+    return out
+
+
+def _call(x: jax.Array, norm: jax.Array | None, weights: Sequence[QuantizedArray], index: jax.Array, *,
+          quantise: bool, eps: float = 0.0, activation: Activation | None = None) -> list[jax.Array]:  # fmt: skip
     target = native.kernel(SOURCE, "JaxwaferMatmul").target
-    result = jax.ShapeDtypeStruct((x.shape[0], weight.values.shape[1]), jnp.float32)
-    parts = [p for p in (weight.values, weight.scale, weight.minimum) if p is not None]
-    call = jax.ffi.ffi_call(target, result, vmap_method="sequential")
-    return call(x, index, *parts, format=weight.format.name)
+    shapes = [jax.ShapeDtypeStruct((x.shape[0], w.values.shape[1]), jnp.float32) for w in weights]
+    arrays, layout = native_weights.arguments(weights)
+    call = jax.ffi.ffi_call(target, shapes[:1] if activation else shapes, vmap_method="sequential")
+    return call(
+        x, index, *([] if norm is None else [norm]), *arrays, layout=layout, quantise=quantise,
+        normed=norm is not None, eps=np.float32(eps), join=1 + ACTIVATIONS.index(activation.name) if activation else 0,
+        limits=np.array(activation.limits if activation else (), np.float32),
+    )  # fmt: skip

@@ -13,29 +13,30 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxwafer.ops.widen import bits, e2m1, wide_scale
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import FORMATS, Format
+from jaxwafer.quant.formats import Format
 
 PLATFORMS = ("tpu",)
 # Outputs a block, tokens a block, and inputs a slice.
 OUTPUTS, ROWS, SLICE = 256, 128, 1024
 
 
-def objection(dtype, weight_format: str, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None."""
     if platform not in PLATFORMS:
         return f"not made for {platform}"
-    form = FORMATS.get(weight_format)
-    if form is not None and (form.group is None or SLICE % form.group):
-        return f"no TPU kernel for {weight_format} weights"
+    if form.group is None or SLICE % form.group:
+        return f"no TPU kernel for {form.name} weights"
     return None
 
 
-def description() -> str:
+def description(form: Format, quantise: bool) -> str:
     return "Pallas kernel"
 
 
-def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, *, interpret: bool = False) -> jax.Array:
+def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool, *,
+           interpret: bool = False) -> jax.Array:  # fmt: skip
     """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
     form, (count, outputs, stored) = weight.format, weight.values.shape
     rows, inputs = x.shape[0], stored * (2 if form.packed else 1)
@@ -73,13 +74,6 @@ def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, *, interpret:
     return call(layer, *halves, values, *scales)
 
 
-def bits(part: jax.Array) -> jax.Array:
-    """An array of a dtype that Mosaic lacks as its bits."""
-    lacking = {jnp.dtype(jnp.float16): jnp.uint16, jnp.dtype(jnp.float8_e8m0fnu): jnp.uint8}
-    stored = lacking.get(part.dtype)
-    return part if stored is None else jax.lax.bitcast_convert_type(part, stored)
-
-
 def _kernel(form: Format, halves: int, names: tuple[str, ...], layer, *refs):
     """One block of outputs of some tokens."""
     x, (values, *scales), out = refs[:halves], refs[halves:-1], refs[-1]
@@ -107,7 +101,7 @@ def product(form: Format, x: list[jax.Array], values: jax.Array, scales: dict[st
             total += _dot(rows, wide, (1, 1))
             if form.minimum:
                 sums = _dot(rows.astype(jnp.float32), spread, (1, 1))
-                total += _dot(sums, _scale(here["minimum"], form), (1, 0))
+                total += _dot(sums, wide_scale(here["minimum"], form), (1, 0))
     return total
 
 
@@ -115,35 +109,15 @@ def _widen(form: Format, part: jax.Array, half: int, scales: dict[str, jax.Array
     """Some columns of a block as float32, or one nibble of each of their bytes, without the minimum."""
     if form.packed:
         nibble = (part.astype(jnp.int32) >> (4 * half)) & 15
-        wide = _e2m1(nibble) if form.dtype == "float4_e2m1fn" else nibble.astype(jnp.float32) - form.offset
+        wide = e2m1(nibble) if form.dtype == "float4_e2m1fn" else nibble.astype(jnp.float32) - form.offset
     else:
         wide = part.astype(jnp.float32)
     if spread is None:
         return wide
     if form.zero:
         wide = wide - _dot(scales["zero"].astype(jnp.int32).astype(jnp.float32), spread, (0, 0))
-    scale = _scale(scales["scale"], form)
+    scale = wide_scale(scales["scale"], form)
     return wide * _dot(scale, spread, (0, 0))
-
-
-def _scale(scale: jax.Array, form: Format) -> jax.Array:
-    """Scales as float32."""
-    if form.scale == "float16":
-        wide = scale.astype(jnp.int32)
-        # Sign, and exponent and mantissa moved to where float32 has them, short of the difference of the two biases.
-        moved = ((wide & 0x8000) << 16) | ((wide & 0x7FFF) << 13)
-        return jax.lax.bitcast_convert_type(moved, jnp.float32) * jnp.float32(2.0**112)
-    if form.scale == "float8_e8m0fnu":
-        return jax.lax.bitcast_convert_type(scale.astype(jnp.int32) << 23, jnp.float32)
-    return scale.astype(jnp.float32)
-
-
-def _e2m1(nibble: jax.Array) -> jax.Array:
-    """The values of `quant.formats.E2M1`, by arithmetic: sign, two bits of exponent, one of mantissa."""
-    exponent, mantissa = (nibble >> 1) & 3, (nibble & 1).astype(jnp.float32)
-    power = (1 << jnp.maximum(exponent - 1, 0)).astype(jnp.float32)
-    size = jnp.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * power)
-    return jnp.where(nibble >= 8, -size, size)
 
 
 def _spread(groups: int, columns: int, group: int) -> jax.Array:

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
+from jaxwafer.errors import UserError
 from jaxwafer.partition.chain import fastest, roomiest
 from jaxwafer.partition.plan import Partition, Visit, routed
 from jaxwafer.partition.problem import Problem, Proposal, padded
@@ -31,26 +32,43 @@ RunType = tuple[tuple[int, int], ...]
 
 
 def propose(problem: Problem) -> list[Proposal]:
+    if problem.wafers and not problem.requests:
+        return [_most(problem)]
     found: list[Proposal] = []
-    for requests in levels(problem):
-        asked = replace(problem, requests=requests)
-        partition = asked.search(_Packer(asked))
-        how = f"holds {requests} requests" if requests > 1 else ""
-        if not found or partition.wafers > found[-1].partition.wafers:
-            found.append(Proposal(partition=partition, note=how))
+    for requests in [problem.least] if problem.requests else levels(problem, MAX_LEVELS):
+        partition = _packed(problem, requests)
+        # What holds more on as many wafers takes the place of what holds less.
+        if found and partition.wafers <= found[-1].partition.wafers:
+            found.pop()
+        found.append(Proposal(partition=partition, note=f"packed for {requests} requests"))
     return found
 
 
-def levels(problem: Problem) -> list[int]:
-    """Requests to pack for: those asked for, otherwise what contiguous pipelines of different lengths hold."""
-    if problem.requests or problem.wafers:
-        return [problem.least]
+def _packed(problem: Problem, requests: int) -> Partition:
+    asked = replace(problem, requests=requests)
+    return asked.search(_Packer(asked))
+
+
+def _most(problem: Problem) -> Proposal:
+    """The packing for most requests on the wafers there are."""
+    reason = None
+    for requests in reversed(levels(problem, problem.count)):
+        try:
+            return Proposal(partition=_packed(problem, requests), note=f"packed for {requests} requests")
+        except UserError as error:
+            reason = error
+    raise reason
+
+
+def levels(problem: Problem, most: int) -> list[int]:
+    """Requests worth packing for, at most so many: what contiguous pipelines of different lengths hold."""
     problem.check_layers()
-    held = {roomiest(problem, wafers) for wafers in range(problem.lower_bound, problem.count + 1)}
-    every = sorted(r for r in held if r >= 1)
-    if len(every) <= MAX_LEVELS:
-        return every or [1]
-    return [every[i] for i in np.unique(np.linspace(0, len(every) - 1, MAX_LEVELS).round().astype(int))]
+    least = replace(problem, requests=None).lower_bound
+    held = {roomiest(problem, wafers) for wafers in range(least, problem.count + 1)}
+    every = sorted({1} | {r for r in held if r >= 1})
+    if len(every) > most:
+        every = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, most).round().astype(int))]
+    return every
 
 
 class _Packer:

@@ -1,0 +1,33 @@
+"""XLA FFI kernel on CPU (cpu.cc): the chunks of the dense product, for each chosen expert and its rows."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxwafer.ops import native, native_weights
+from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.formats import Format
+
+SOURCE = Path(__file__).with_suffix(".cc")
+
+
+def objection(dtype, form: Format, platform: str) -> str | None:
+    """Why this backend cannot run these inputs, or None. The first call on a CPU builds the kernel."""
+    kernel = native.kernel(SOURCE, "JaxwaferExpertMatmul") if platform == "cpu" else ""
+    return native_weights.objection(kernel, form, dtype, platform)
+
+
+def description(form: Format, quantise: bool) -> str:
+    """What runs, for reports; asked only where there is no objection."""
+    built = native.kernel(SOURCE, "JaxwaferExpertMatmul").built_with
+    return native_weights.description(form, quantise, built)
+
+
+def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array,
+                  quantise: bool) -> jax.Array:  # fmt: skip
+    target = native.kernel(SOURCE, "JaxwaferExpertMatmul").target
+    result = jax.ShapeDtypeStruct((x.shape[0], weight.values.shape[2]), jnp.float32)
+    arrays, layout = native_weights.arguments([weight])
+    call = jax.ffi.ffi_call(target, result, vmap_method="sequential")
+    return call(x, index, experts, *arrays, layout=layout, quantise=quantise)
