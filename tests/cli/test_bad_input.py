@@ -24,7 +24,7 @@ RUN = ("decode", "m", *PROMPT)
     "argv, message",
     [
         ([], "no command given; choose one of decode, fetch, inspect, plan, calibrate, devices, score, "
-         "compile, bench (see: jaxwafer --help)"),
+         "compile, bench, convert (see: jaxwafer --help)"),
         (["decod", "m"], "there is no command 'decod'; choose one of decode, "),
         (["--mesh", "1x1"], "there is no command '--mesh'; choose one of decode, "),
         (["inspect"], "inspect needs MODEL (see: jaxwafer inspect --help)"),
@@ -134,7 +134,9 @@ def test_sampling_that_is_no_number(folder, refused, flag):
 def test_every_numeric_flag_is_tested_above(command):
     types = typing.get_type_hints(command)
     numeric = {name.replace("_", "-") for name, kind in types.items() if {kind, *typing.get_args(kind)} & {int, float}}
-    assert numeric <= {*WHOLE, "top-k", "seed", "temperature", "top-p", "min-p", "tokens"}
+    # Those of many processes are refused as `Cluster` says, see tests/test_distributed.py.
+    cluster = {"processes", "process", "timeout"}
+    assert numeric <= {*WHOLE, *cluster, "top-k", "seed", "temperature", "top-p", "min-p", "tokens"}
 
 
 @pytest.mark.parametrize(
