@@ -136,7 +136,7 @@ def test_every_numeric_flag_is_tested_above(command):
     numeric = {name.replace("_", "-") for name, kind in types.items() if {kind, *typing.get_args(kind)} & {int, float}}
     # Those of many processes are refused as `Cluster` says, see tests/test_distributed.py.
     cluster = {"processes", "process", "timeout"}
-    assert numeric <= {*WHOLE, *cluster, "top-k", "seed", "temperature", "top-p", "min-p", "tokens"}
+    assert numeric <= {*WHOLE, *cluster, "held-out", "top-k", "seed", "temperature", "top-p", "min-p", "tokens"}
 
 
 @pytest.mark.parametrize(
