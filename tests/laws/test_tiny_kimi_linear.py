@@ -54,7 +54,7 @@ def test_the_trained_model_is_the_engine(alone):
     """Log-probabilities of all prompts' tokens, by the flax modules on the values of the file, within 1e-4."""
     machine, asked, _ = alone
     spec = machine.spec
-    params = parameters(spec)
+    params = jax.tree.map(jnp.asarray, parameters(spec))
     forward = jax.jit(lambda tokens: KimiLinear(spec, capacity=None).apply({"params": params}, tokens)[0])
     for example in (asked[5], asked[-1]):
         tokens = machine.tokenizer.encode(f"{example.prompt} {example.answer}")

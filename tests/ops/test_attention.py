@@ -1,10 +1,13 @@
 """Paged attention against a softmax written out in NumPy."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.attention.api import BACKENDS, choose, paged_attention
 from jaxwafer.ops.attention.reference import CHUNK
@@ -23,10 +26,12 @@ def attend(*args, **kwargs):
 
 @pytest.fixture(params=BACKENDS, autouse=True)
 def backend(request, monkeypatch):
-    """Every test, with each backend."""
+    """Every test, with each backend; the TPU's is interpreted."""
     if request.param == "cpu" and choose(jnp.float32, "cpu") != "cpu":
         pytest.skip("no kernel here")
     monkeypatch.setitem(USED, "backend", request.param)
+    with pltpu.force_tpu_interpret_mode() if request.param == "tpu" else nullcontext():
+        yield
 
 
 def case(lengths, counts, tokens: int = 1, block: int = BLOCK, columns: int = COLUMNS, form: str = "f32", stale=np.nan):

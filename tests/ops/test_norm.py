@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxwafer.layers import norm
+from jaxwafer.ops import norm
 
 rms_norm = jax.jit(norm.rms_norm, static_argnums=2)
 
