@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from jaxwafer.data_dir import data_folder
-from jaxwafer.errors import UserError
+from jaxwafer.errors import UserError, reason
 
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
 Natural = Annotated[float, msgspec.Meta(ge=0, lt=1e30)]
@@ -104,7 +104,7 @@ def _read(path: Path) -> Description:
     try:
         found = msgspec.toml.decode(path.read_bytes(), type=Description)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} does not describe hardware: {error}") from None
+        raise UserError(f"{path} does not describe hardware: {reason(error)}") from None
     for figure in figures(found.hardware):
         if not found.sources.get(figure, "").strip():
             raise UserError(f"{path}: the figure {figure!r} has no source in [sources]")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import msgspec
 
 from jaxwafer.checkpoint.open import open_config, open_formats
-from jaxwafer.errors import UserError
+from jaxwafer.errors import UserError, reason
 from jaxwafer.hardware import Constants, Description, Hardware, read_hardware
 from jaxwafer.mesh import MeshShape, device_memory, make_mesh
 from jaxwafer.model import spec_from_config
@@ -32,6 +32,14 @@ class Result:
     plans: tuple[Plan, ...]
     refused: dict[str, str]
     best: Plan
+
+    @property
+    def distinct(self) -> tuple[tuple[Plan, tuple[str, ...]], ...]:
+        """Plans that place layers differently, each with the strategies that found it."""
+        found: dict[tuple, tuple[Plan, list[str]]] = {}
+        for p in self.plans:
+            found.setdefault((p.partition, p.cores, p.shares), (p, []))[1].append(p.strategy)
+        return tuple((p, tuple(dict.fromkeys(names))) for p, names in found.values())
 
 
 def plan(model: str | Path, hardware: str = THIS_MACHINE, *, strategy: str = "all", context: int | None = None,
@@ -68,6 +76,13 @@ def solve(problem: Problem, strategies: str = "all", target: float | None = None
             raise UserError("--target-tokens-per-second looks for wafers and cores: do not give --wafers or --cores")
         plans.append(fewest(problem, target))
         problem = replace(problem, wafers=plans[0].partition.wafers, cores=plans[0].cores)
+    # A wafer may hold nothing but its part of the vocabulary.
+    most = problem.count + max(1, -(-problem.model.vocabulary // problem.memory))
+    if problem.wafers is not None and problem.wafers > most:
+        raise UserError(
+            f"--wafers {problem.wafers} are more than {problem.model.name} can use: it has {problem.count} layers, and "
+            f"{most - problem.count} more can hold embedding and head"
+        )
     reason = None
     for name in names:
         try:
@@ -112,7 +127,7 @@ def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
         try:
             made = msgspec.convert(fields, type(getattr(device, part)))
         except msgspec.ValidationError as error:
-            raise UserError(f"--set {text}: {error}") from None
+            raise UserError(f"--set {text}: {reason(error)}") from None
         device = msgspec.structs.replace(device, **{part: made}, sources=device.sources | {name: "set by hand"})
     return device
 

@@ -1,11 +1,15 @@
 """Every test runs on 16 virtual CPU devices, with implicit promotion of dtypes and ranks made an error."""
 
+import os
 import signal
 
-import jax
-import pytest
+# Most of a test is compiling, and twice as fast where XLA does not optimise. `.ci/run` has a second run where it does.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
-from jaxwafer.cache_dir import cache_folder
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from jaxwafer.cache_dir import cache_folder  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 16)

@@ -6,7 +6,7 @@ import msgspec
 
 from jaxwafer.cache_dir import cache_folder
 from jaxwafer.data_dir import data_folder
-from jaxwafer.errors import UserError
+from jaxwafer.errors import UserError, reason
 
 HUB_CONFIG = "config.json"
 
@@ -84,5 +84,5 @@ def card(name: str) -> Card:
     try:
         found = msgspec.toml.decode(path.read_bytes(), type=Card)
     except msgspec.DecodeError as error:
-        raise UserError(f"{path} is not a model card: {error}") from None
+        raise UserError(f"{path} is not a model card: {reason(error)}") from None
     return msgspec.structs.replace(found, name=name)

@@ -65,7 +65,8 @@ def _fields(found: Calibration) -> dict:
 def _table(found: Calibration, name: str) -> Table:
     table = Table(title=f"{name}: tokens/s of each request", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for column in ("model", "mesh", "batch", "context", "measured", "figures", "predicted", "error", "use"):
-        table.add_column(column, justify="left" if column in ("model", "use") else "right")
+        justify = "left" if column in ("model", "use") else "right"
+        table.add_column(column, justify=justify, no_wrap=column != "use", overflow="fold")
     for score in (*found.scores, *found.compared):
         row = score.row
         use = "left out of its fit" if row.use == "fit" else f"compared: {row.note}"

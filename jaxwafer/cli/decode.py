@@ -27,7 +27,7 @@ from jaxwafer.cli.run import (
 )
 from jaxwafer.distributed import Cluster
 from jaxwafer.engine import Engine
-from jaxwafer.errors import UserError
+from jaxwafer.errors import UserError, reason
 from jaxwafer.mesh import parse_mesh
 from jaxwafer.model import spec_from_config
 from jaxwafer.options import Options
@@ -215,7 +215,7 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
         try:
             item = msgspec.json.decode(line, type=str | PromptLine)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise UserError(f"{path}, line {number}: {error}") from None
+            raise UserError(f"{path}, line {number}: {reason(error)}") from None
         own = {} if isinstance(item, str) else msgspec.to_builtins(item)
         prompts.append((item, {}) if isinstance(item, str) else (own.pop("prompt"), own))
     return prompts

@@ -88,11 +88,12 @@ class Plan:
             vocabulary=self.vocabulary, most_layers=self.most_layers, change_cost=self.change_cost,
             compute=self.compute, accepted=self.accepted,
         )  # fmt: skip
+        plans = [p for p, _ in result.distinct]
         plan = result.best
         if self.row is not None:
-            if not 1 <= self.row <= len(result.plans):
-                raise UserError(f"--row must be from 1 to {len(result.plans)}, not {self.row}")
-            plan = result.plans[self.row - 1]
+            if not 1 <= self.row <= len(plans):
+                raise UserError(f"--row must be from 1 to {len(plans)}, not {self.row}")
+            plan = plans[self.row - 1]
         load = self._load(plan) if self.simulate else []
         fields = document(plan, result.plans, result.refused)
         if self.simulate:

@@ -14,7 +14,7 @@ from jaxwafer.planner import Result
 from jaxwafer.roofline.table import amount
 
 # Columns of text that a narrow terminal may break.
-WRAPPED = ("", "layers", "kinds", "remark")
+WRAPPED = ("", "strategy", "layers", "kinds", "remark")
 # Micro-batches that are printed; all up to 100 are computed.
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 100)
 
@@ -29,10 +29,10 @@ def choice_table(result: Result, chosen: Plan) -> Table:
         "", "strategy", "wafers", "hops", "requests", "bound\nby", "bytes\nroof", "FLOPs\nroof", "estimate", "all",
         "engine\nholds",
     )  # fmt: skip
-    for number, plan in enumerate(result.plans, 1):
+    for number, (plan, names) in enumerate(result.distinct, 1):
         speed = plan.speed
         table.add_row(
-            f"{'>' if plan is chosen else ' '}{number}", plan.strategy.replace("_", "-"),
+            f"{'>' if plan is chosen else ' '}{number}", ", ".join(n.replace("_", "-") for n in names),
             f"{plan.partition.wafers}x{plan.cores}", str(plan.changes), str(plan.requests), plan.capacity.binds,
             rate(speed.bandwidth_roof), rate(speed.compute_roof), rate(speed.estimate), rate(speed.total),
             str(plan.stored.requests) if plan.stored else "n/a",
@@ -90,7 +90,12 @@ def outcome_table(plan: Plan, target: float | None) -> Table:
     problem, held, hardware = plan.problem, plan.capacity, plan.problem.device.hardware
     table = _table("outcome", "", "value", "remark")
     limits = f"KV alone {count(held.kv_limit)}, state alone {count(held.state_limit)}"
-    table.add_row("requests", str(held.requests), f"{held.binds} binds on wafer {held.wafer}: {limits}")
+    place = "in a layer's region of" if plan.shares else "on"
+    table.add_row("requests", str(held.requests), f"{held.binds} binds {place} wafer {held.wafer}: {limits}")
+    if plan.shares:
+        table.add_row(
+            "", "", f"regions are sized for speed with {problem.least} requests; --requests makes them hold more"
+        )
     if held.crossover:
         table.add_row("cross-over", f"{held.crossover:,}", "tokens of context from which KV binds, not state")
     if own := plan.stored:

@@ -87,6 +87,8 @@ def check_writable(path: Path | None, flag: str = "--json") -> None:
     """Refuse a file that could not be written later, before any work goes into what it should hold."""
     if path is None:
         return
+    if flag == "--plot" and path.suffix.lower() not in ("", ".png"):
+        raise UserError(f"{flag} {path}: pictures are PNG files; give a name that ends in .png")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UserError(f"{flag} {path}: there is no folder {folder}")

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from jaxwafer.data_dir import data_folder
-from jaxwafer.errors import UserError
+from jaxwafer.errors import UserError, reason
 from jaxwafer.hardware import Constants, Count, Description, Positive
 from jaxwafer.partition.evaluate import speed
 from jaxwafer.partition.needs import Model
@@ -107,7 +107,7 @@ def read_rows(path: Path | None = None) -> tuple[Row, ...]:
     except OSError as error:
         raise UserError(f"cannot read --rows {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"--rows {path} has no measured rows as they should be: {error}") from None
+        raise UserError(f"--rows {path} has no measured rows as they should be: {reason(error)}") from None
 
 
 def calibrate(device: Description, rows: tuple[Row, ...], models: Callable[[Row], Model]) -> Calibration:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from jaxwafer.errors import UserError
+from jaxwafer.errors import UserError, reason
 from jaxwafer.partition.evaluate import Plan, Speed, sweep
 from jaxwafer.partition.plan import Partition, Visit
 from jaxwafer.partition.simulate import Simulation
@@ -91,7 +91,9 @@ def read_partition(path: Path) -> tuple[Partition, int]:
     except OSError as error:
         raise UserError(f"cannot read --partition {path}: {error.strerror}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UserError(f"--partition {path} is not a plan as jaxwafer plan --json writes it: {error}") from None
+        raise UserError(
+            f"--partition {path} is not a plan as jaxwafer plan --json writes it: {reason(error)}"
+        ) from None
     if found.cores < 1 or not found.layers:
         raise UserError(f"--partition {path}: a plan has at least one wafer and one core")
     return Partition(found.layers, tuple(Visit(v.wafer, v.layers) for v in found.route)), found.cores

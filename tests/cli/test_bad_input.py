@@ -142,9 +142,9 @@ def test_every_numeric_flag_is_tested_above(command):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('"t1"\n{"prompt": 3}', "p.jsonl, line 2: Expected `str`, got `int` - at `$.prompt`"),
+        ('"t1"\n{"prompt": 3}', "p.jsonl, line 2: prompt: Expected `str`, got `int`"),
         ('{"prompt": "t1", "temprature": 1}', "p.jsonl, line 1: Object contains unknown field `temprature`"),
-        ('{"prompt": "t1", "top_k": 1.5}', "p.jsonl, line 1: Expected `int`, got `float` - at `$.top_k`"),
+        ('{"prompt": "t1", "top_k": 1.5}', "p.jsonl, line 1: top_k: Expected `int`, got `float`"),
         ('{"prompt": "t1"', "p.jsonl, line 1: Input data was truncated"),
         ("[" * 100_000, "p.jsonl, line 1: Expected `str | object`, got `array`"),
         ('{"prompt": "t1", "temperature": -1}', "temperature must be a number from 0 up, not -1"),

@@ -14,7 +14,7 @@ from families import check, engine, generate, write  # noqa: E402
 # Three key heads with two value heads each, keys and values of unequal size, every head count awkward for two cores.
 BASE = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 5, "num_attention_heads": 6, "num_key_value_heads": 3,
         "head_dim": 16, "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
-        "linear_value_head_dim": 12, "max_position_embeddings": 256, "initializer_range": 0.15, "rms_norm_eps": 1e-6,
+        "linear_value_head_dim": 12, "max_position_embeddings": 256, "initializer_range": 0.1, "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False, "full_attention_interval": 3}  # fmt: skip
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
            "shared_expert_intermediate_size": 24}  # fmt: skip

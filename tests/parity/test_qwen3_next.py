@@ -11,7 +11,7 @@ from families import check, write  # noqa: E402
 BASE = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 6,
         "num_key_value_heads": 3, "head_dim": 16, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
         "linear_key_head_dim": 8, "linear_value_head_dim": 12, "max_position_embeddings": 256,
-        "initializer_range": 0.15, "rms_norm_eps": 1e-6, "full_attention_interval": 3, "num_experts": 7,
+        "initializer_range": 0.1, "rms_norm_eps": 1e-6, "full_attention_interval": 3, "num_experts": 7,
         "num_experts_per_tok": 3, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24}  # fmt: skip
 CASES = {
     "every layer": {},

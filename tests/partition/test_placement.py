@@ -66,7 +66,7 @@ def test_layers_in_different_formats_are_in_different_stacks():
     assert [s.weights["up"].format.name for s in got.mlps] == ["bf16", "int4"]
     np.testing.assert_array_equal(got.phases[0].mlp.stack, [[0, 1], [1, 0]])
     np.testing.assert_array_equal(got.phases[0].mlp.position, [[0, 0], [0, 0]])
-    assert got.formats == ["fp8", "bf16", "int4", "int8"]
+    assert [f.name for f in got.formats] == ["fp8", "bf16", "int4", "int8"]
 
 
 def test_bytes_of_smollm2_on_one_device_are_those_of_its_parameters():

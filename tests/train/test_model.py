@@ -1,5 +1,7 @@
 """The modules to train against the operations that decode, and their own gradients."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +65,8 @@ def test_experts_by_capacity_are_the_experts_and_so_are_their_gradients():
     assert float(load.sum()) == 14
     ours = jax.grad(lambda w, x: jnp.sum(jnp.sin(model.mixture(kind, w, x, real, None)[0])), argnums=(0, 1))
     theirs = jax.grad(lambda w, x: jnp.sum(jnp.sin(expert_by_expert(kind, w, x))), argnums=(0, 1))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), ours(weights, x), theirs(weights, x))
+    close = partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-4)  # they reach 60
+    jax.tree.map(close, ours(weights, x), theirs(weights, x))
 
 
 def test_padding_takes_no_room_and_rows_beyond_it_are_dropped():

@@ -160,7 +160,8 @@ inline void QuantDot(const Matrix& w, const Activations& x, int64_t n, int64_t m
     Floats product[C][R];
     for (int r = 0; r < R; ++r) {
       Floats own = Load<Floats>(x.scale + (m + r) * x.block_stride + b + j);
-      for (int c = 0; c < C; ++c) product[c][r] = own * Load<Floats>(scale + c * pitch + j);
+      // Behind the last block x's scales are zeros, but those of the weights may be anything, such as not a number.
+      for (int c = 0; c < C; ++c) product[c][r] = own * UpTo(Load<Floats>(scale + c * pitch + j), count - j);
     }
     auto add = [&](int step, bool whole) {
       int64_t block = b + j + step * S::kBlocks, at = block * Q::kBytes;

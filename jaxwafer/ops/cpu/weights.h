@@ -135,16 +135,20 @@ struct TileScales {
   }
 };
 
+// The first `count` lanes, and zeros.
+inline Floats UpTo(Floats v, int64_t count) {
+  if (count >= kLanes) return v;
+  Ints lane{};
+  for (int l = 0; l < kLanes; ++l) lane[l] = l;
+  return lane < int32_t(count) ? v : Floats{};
+}
+
 // Σ a · b over `count` elements, a vector at a time; what lies behind a's last is left out.
 inline Floats DotShifts(const float* a, const float* b, int64_t count) {
   Floats sum{};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) sum += Load<Floats>(a + i) * Load<Floats>(b + i);
-  if (i < count) {
-    Ints lane{};
-    for (int l = 0; l < kLanes; ++l) lane[l] = l;
-    sum += (lane < int32_t(count - i) ? Load<Floats>(a + i) : Floats{}) * Load<Floats>(b + i);
-  }
+  if (i < count) sum += UpTo(Load<Floats>(a + i), count - i) * Load<Floats>(b + i);
   return sum;
 }
 
