@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import msgspec
 
 from jaxwafer.checkpoint.open import open_config, open_formats
-from jaxwafer.errors import UserError, reason
+from jaxwafer.errors import UserError
 from jaxwafer.hardware import Constants, Description, Hardware, read_hardware
 from jaxwafer.mesh import MeshShape, device_memory, make_mesh
 from jaxwafer.model import spec_from_config
@@ -127,7 +127,7 @@ def with_figures(device: Description, figures: tuple[str, ...]) -> Description:
         try:
             made = msgspec.convert(fields, type(getattr(device, part)))
         except msgspec.ValidationError as error:
-            raise UserError(f"--set {text}: {reason(error)}") from None
+            raise UserError(f"--set {text}: {str(error).partition(' - at ')[0]}") from None
         device = msgspec.structs.replace(device, **{part: made}, sources=device.sources | {name: "set by hand"})
     return device
 
