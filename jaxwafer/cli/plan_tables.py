@@ -93,9 +93,8 @@ def outcome_table(plan: Plan, target: float | None) -> Table:
     place = "in a layer's region of" if plan.shares else "on"
     table.add_row("requests", str(held.requests), f"{held.binds} binds {place} wafer {held.wafer}: {limits}")
     if plan.shares:
-        table.add_row(
-            "", "", f"regions are sized for speed with {problem.least} requests; --requests makes them hold more"
-        )
+        remark = f"a layer, sized for speed with {problem.least} requests; --requests makes them hold more"
+        table.add_row("regions", str(problem.count), remark)
     if held.crossover:
         table.add_row("cross-over", f"{held.crossover:,}", "tokens of context from which KV binds, not state")
     if own := plan.stored:

@@ -91,9 +91,7 @@ def read_partition(path: Path) -> tuple[Partition, int]:
     except OSError as error:
         raise UserError(f"cannot read --partition {path}: {error.strerror}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UserError(
-            f"--partition {path} is not a plan as jaxwafer plan --json writes it: {reason(error)}"
-        ) from None
+        raise UserError(f"--partition {path} is no plan that jaxwafer plan --json wrote: {reason(error)}") from None
     if found.cores < 1 or not found.layers:
         raise UserError(f"--partition {path}: a plan has at least one wafer and one core")
     return Partition(found.layers, tuple(Visit(v.wafer, v.layers) for v in found.route)), found.cores

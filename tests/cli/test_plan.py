@@ -118,10 +118,7 @@ def test_rows_are_printed_with_their_errors(jaxwafer, tmp_path):
         ([*PLAN, "--context", "513"], "--context 513 is more than the 512 positions that m has"),
         ([*PLAN, "--context", "0"], "--context must be at least 1, not 0"),
         ([*PLAN, "--wafers", "0"], "--wafers must be at least 1, not 0"),
-        (
-            [*PLAN, "--wafers", "9"],
-            "--wafers 9 are more than m can use: it has 4 layers, and 1 more can hold embedding",
-        ),
+        ([*PLAN, "--wafers", "9"], "--wafers 9 are more than m can use: it has 5 layers, and 1 more"),
         ([*PLAN, "--plot", "x.jpg"], "--plot x.jpg: pictures are PNG files; give a name that ends in .png"),
         ([*PLAN, "--wafers", "5000"], "--wafers must be at most 4096, not 5000"),
         ([*PLAN, "--cores", "1000000000"], "--cores must be at most 4096, not 1000000000"),
