@@ -30,23 +30,23 @@ def load(**options) -> Engine:
 @pytest.fixture(scope="module")
 def alone():
     """One device, and its answers to held-out prompts."""
-    machine, asked = load(), examples(100)
+    machine, asked = load(), examples(40)
     return machine, asked, answer(machine, asked)
 
 
 def test_held_out_prompts_are_answered_exactly(alone):
     _, asked, requests = alone
     grades = grade(requests, asked)
-    assert {task: grade["of"] for task, grade in grades.items()} == dict.fromkeys(grades, 100)
-    assert all(grade["right"] >= 99 for grade in grades.values()), grades
+    assert {task: grade["of"] for task, grade in grades.items()} == dict.fromkeys(grades, 40)
+    assert all(grade["right"] / grade["of"] >= 0.99 for grade in grades.values()), grades
 
 
-@pytest.mark.parametrize("mesh", ["2x2", "3x2", "4x2"])
-def test_every_mesh_gives_the_same_tokens(alone, mesh):
+@pytest.mark.parametrize("mesh, activations", [("3x2", "float"), ("4x2", "int8")])
+def test_any_mesh_and_activations_in_int8_give_the_same_tokens(alone, mesh, activations):
     """Three heads and 32 experts over two cores; over three wafers 8 layers are 3, 3 and 2, and no two are alike."""
     _, asked, requests = alone
-    some = range(0, len(asked), 10)
-    found = answer(load(mesh=mesh, micro_batch=4), [asked[n] for n in some])
+    some = range(0, len(asked), 5)
+    found = answer(load(mesh=mesh, micro_batch=4, activations=activations), [asked[n] for n in some])
     assert [r.tokens for r in found] == [requests[n].tokens for n in some]
 
 

@@ -28,6 +28,5 @@ def test_log_probabilities_and_greedy_tokens_are_those_of_transformers(case, tmp
     check(tmp_path, write(tmp_path, config(**CASES[case])), "1x1", steps=True)
 
 
-@pytest.mark.parametrize("mesh", ["2x2", "3x2"])
-def test_meshes_give_the_same(mesh, tmp_path):
-    check(tmp_path, write(tmp_path, config(**CASES["dense layers"])), mesh, steps=True)
+def test_an_uneven_mesh_gives_the_same(tmp_path):
+    check(tmp_path, write(tmp_path, config(**CASES["dense layers"])), "3x2", steps=True)
