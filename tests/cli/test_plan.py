@@ -156,7 +156,7 @@ def test_rows_are_printed_with_their_errors(jaxwafer, tmp_path):
         ([*PLAN, "--plot", "no/p.png"], "--plot no/p.png: there is no folder "),
         ([*PLAN, "--html", "."], "--html . cannot be written: give a file in a folder that is yours"),
         (["decode", "m", "--prompt", "t1", "--partition", "no.json"], "cannot read --partition no.json: No such file"),
-        (["decode", "m", "--prompt", "t1", "--partition", "m/config.json"], "--partition m/config.json is not a plan "),
+        (["decode", "m", "--prompt", "t1", "--partition", "m/config.json"], "--partition m/config.json is no plan "),
         (["calibrate", "this-machine"], "this-machine has no constants to fit: plan measures its rates"),
         (["calibrate", "h200"], "there are no measured rows of h200"),
         (["calibrate", "wse-3", "--rows", "no.toml"], "cannot read --rows no.toml: No such file or directory"),
