@@ -54,8 +54,9 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     kind: "wafer", "tpu", "gpu", "lpu" or "cpu". flops: number format of the arithmetic → FLOP/s. hop_s,
     hop_bytes_per_s: from a stage to the next. core_bytes_per_s: at which a device sends in a sum over its stage.
-    domain: devices that fast links join, the widest stage that is tried. power_w, usd_per_hour: of a device, None if
-    unknown.
+    domain: devices that fast links join, the widest stage that is tried. external_bytes, external_bytes_per_s: memory
+    outside the device from which layers can be streamed, and its rate; None if there is none. power_w, usd_per_hour: of
+    a device, None if unknown.
     """
 
     name: str
@@ -67,6 +68,8 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hop_bytes_per_s: Positive
     core_bytes_per_s: Positive
     domain: Count
+    external_bytes: Positive | None = None
+    external_bytes_per_s: Positive | None = None
     power_w: Positive | None = None
     usd_per_hour: Positive | None = None
     fabric: Fabric | None = None

@@ -98,7 +98,8 @@ def solve(problem: Problem, strategies: str = "all", target: float | None = None
 def _held(plan: Plan) -> Plan:
     """The plan, if it holds the requests; a strategy of the user's own may propose one that does not."""
     least = plan.problem.least
-    if plan.requests < least or any(wafer.free < 0 for wafer in plan.wafers):
+    room = plan.problem.external_room
+    if plan.requests < least or any(wafer.free < 0 or wafer.external > room for wafer in plan.wafers):
         wafers, context = plan.partition.wafers, plan.problem.context
         raise UserError(
             f"{plan.strategy} puts more on wafer {plan.capacity.wafer} of {wafers} than it holds with {least} requests "

@@ -58,6 +58,8 @@ class Plan:
     """the number format of the arithmetic"""
     accepted: float = 1.0
     """tokens a step, above 1 with speculation"""
+    stream_weights: bool = False
+    """layers wait in external memory and come in one by one"""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """set a figure of the hardware or a constant, such as hop_s=28e-6 or usd_per_hour=3; may be given several times"""
     simulate: OptionalInt = None
@@ -86,7 +88,7 @@ class Plan:
             kv_cache=self.kv_cache, target_tokens_per_second=self.target_tokens_per_second, figures=self.set,
             wafers=self.wafers, cores=self.cores, requests=self.requests, micro_batch=self.micro_batch,
             vocabulary=self.vocabulary, most_layers=self.most_layers, change_cost=self.change_cost,
-            compute=self.compute, accepted=self.accepted,
+            compute=self.compute, accepted=self.accepted, streamed=self.stream_weights,
         )  # fmt: skip
         plans = [p for p, _ in result.distinct]
         plan = result.best

@@ -18,6 +18,7 @@ def run_sums(values: np.ndarray) -> np.ndarray:
 def capacities(problem: Problem, wafers: int) -> np.ndarray:
     """Requests that a wafer with each run holds, float64; −1 where not even the layers fit, or a run is empty."""
     left = problem.room(wafers) - run_sums(problem.weights).astype(np.float64)
+    left = np.where(run_sums(problem.external) > problem.external_room, -1.0, left)
     each = run_sums(problem.request_bytes).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         fits = np.where(each > 0, np.floor(left / each), np.inf)

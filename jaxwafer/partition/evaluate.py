@@ -14,12 +14,14 @@ from jaxwafer.partition.stored import Stored, stored
 class Wafer:
     """A wafer's memory in bytes, with the requests of the plan, and its time for a micro-batch.
 
-    vocabulary: embedding and head. service: seconds. kinds: of its layers, such as "2 KDA + MoE".
+    weights: layers, or the two through which layers stream, whose weights lie in `external`. vocabulary: embedding and
+    head. service: seconds. kinds: of its layers, such as "2 KDA + MoE".
     """
 
     layers: tuple[int, ...]
     kinds: str
     weights: int
+    external: int
     vocabulary: int
     kv: int
     state: int
@@ -118,7 +120,10 @@ def evaluate(problem: Problem, proposal: Proposal, strategy: str, *, engine: boo
 def _stored(problem: Problem, partition: Partition) -> tuple[Stored | None, str]:
     """What the engine allocates, or why it cannot."""
     try:
-        own = stored(problem.model, partition, cores=problem.cores, memory=problem.memory, context=problem.context)
+        own = stored(
+            problem.model, partition, cores=problem.cores, memory=problem.memory, context=problem.context,
+            streamed=problem.streamed,
+        )  # fmt: skip
     except UserError as error:
         return None, str(error)
     return own, ""
@@ -144,7 +149,7 @@ def speed(problem: Problem, proposal: Proposal, requests: int, micro_batch: int)
     slowest = max(service)
     in_flight = max(1, min(requests, micro_batch * stages))
     rate = problem.accepted * min(in_flight / total, min(micro_batch, in_flight) / slowest)
-    parts = {token.binds: max(token.bandwidth, token.compute, token.sums, token.fixed), "hops": hops}
+    parts = token.parts | {"hops": hops}
     return Speed(
         micro_batch=micro_batch,
         bandwidth_roof=problem.accepted / token.bandwidth,
@@ -170,7 +175,8 @@ def _wafers(problem: Problem, proposal: Proposal, held: Capacity) -> list[Wafer]
         rows.append({
             "layers": layers,
             "kinds": ", ".join(f"{sum(c.kind == n for c in chosen)} {n}" for n in names),
-            "weights": sum(layer.weights for layer in chosen),
+            "weights": problem.window if problem.streamed else sum(layer.weights for layer in chosen),
+            "external": int(problem.external[list(layers)].sum()),
             "kv": held.requests * sum(layer.token * layer.seen(context) for layer in chosen),
             "state": held.requests * sum(layer.state for layer in chosen),
             "service": sum((times[n] for n in layers), Seconds()),

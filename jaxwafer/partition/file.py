@@ -39,6 +39,7 @@ def plan_fields(plan: Plan) -> dict:
         "context": plan.problem.context,
         "kv_cache": plan.problem.model.kv_cache,
         "vocabulary": plan.problem.vocabulary,
+        "streamed": plan.problem.streamed,
         "wafers": plan.partition.wafers,
         "cores": plan.cores,
         "changes": plan.changes,

@@ -1,6 +1,7 @@
 """How long a layer, a hop and the head take: bandwidth roof, compute roof and what is added to them.
 
-t = overhead · (max(bytes / (η_w·BW), FLOPs / (η_c·C)) + sums + fixed), after LIFE, Alpa and the TPU scaling book.
+t = overhead · (max(bytes / (η_w·BW), FLOPs / (η_c·C)) + sums + fixed), after LIFE, Alpa and the TPU scaling book; a
+layer that streams in takes no less than its bytes at the rate of external memory.
 Roofs are of the figures as they are; the estimate has the constants of `hardware.Constants` in it.
 """
 
@@ -18,11 +19,12 @@ HEAD_SUMS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """bandwidth, compute: the roofs. sums: over devices and over a wafer's fabric. fixed: beside them. total: the
-    estimate."""
+    """bandwidth, compute: the roofs. streaming: of weights from external memory, beside all others. sums: over devices
+    and over a wafer's fabric. fixed: beside them. total: the estimate."""
 
     bandwidth: float = 0.0
     compute: float = 0.0
+    streaming: float = 0.0
     sums: float = 0.0
     fixed: float = 0.0
     total: float = 0.0
@@ -30,8 +32,15 @@ class Seconds:
     @property
     def binds(self) -> str:
         """The largest part, by name."""
-        parts = {"memory": self.bandwidth, "compute": self.compute, "sums": self.sums, "overhead": self.fixed}
-        return max(parts, key=parts.get)
+        return max(self.parts, key=self.parts.get)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What can bind, by the names that reports use."""
+        return {
+            "memory": self.bandwidth, "compute": self.compute, "streaming": self.streaming, "sums": self.sums,
+            "overhead": self.fixed,
+        }  # fmt: skip
 
     def __add__(self, other: "Seconds") -> "Seconds":
         return Seconds(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -39,12 +48,14 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Times on stages of `cores` devices. compute: the number format of the arithmetic."""
+    """Times on stages of `cores` devices. compute: the number format of the arithmetic. streamed: layers come in from
+    external memory, each while the one before it runs."""
 
     device: Description
     model: Model
     cores: int = 1
     compute: str = "bf16"
+    streamed: bool = False
 
     def layer(self, layer: Layer, requests: float, context: float, share: float = 1.0) -> Seconds:
         """A step of one layer for `requests` tokens on a region of `share` of its wafer."""
@@ -52,7 +63,9 @@ class Clock:
         devices = self.cores * share
         bandwidth = layer.bytes(requests, context) / (hardware.memory_bytes_per_s * devices)
         compute = layer.flops(requests, context) / (hardware.flops_per_s(self.compute) * devices)
-        return self._seconds(bandwidth, compute, self._sums(SUMS, requests) + self._fabric(share), constants.layer_s)
+        streaming = layer.weights / (hardware.external_bytes_per_s * devices) if self.streamed else 0.0
+        sums = self._sums(SUMS, requests) + self._fabric(share)
+        return self._seconds(bandwidth, compute, sums, constants.layer_s, streaming)
 
     def head(self, requests: float, devices: float) -> Seconds:
         """Logits of `requests` tokens over `devices` devices, and their embedding."""
@@ -67,11 +80,14 @@ class Clock:
         hardware = self.device.hardware
         return hardware.hop_s + requests * self.model.stream_bytes(layer) / hardware.hop_bytes_per_s
 
-    def _seconds(self, bandwidth: float, compute: float, sums: float, fixed: float) -> Seconds:
+    def _seconds(self, bandwidth: float, compute: float, sums: float, fixed: float, streaming: float = 0.0) -> Seconds:
         c = self.device.constants
         roof = max(bandwidth / c.bandwidth_efficiency, compute / c.compute_efficiency)
-        total = c.overhead * (roof + sums + fixed)
-        return Seconds(bandwidth=bandwidth, compute=compute, sums=sums, fixed=total - roof - sums, total=total)
+        own = c.overhead * (roof + sums + fixed)
+        return Seconds(
+            bandwidth=bandwidth, compute=compute, streaming=streaming, sums=sums, fixed=own - roof - sums,
+            total=max(own, streaming),
+        )  # fmt: skip
 
     def _sums(self, count: int, requests: float) -> float:
         """`count` ring sums of the hidden vectors over the devices of a stage: 2(n − 1)/n of them cross each link."""

@@ -117,12 +117,19 @@ class Placement:
     def streamed_bytes(self) -> int:
         """Bytes that a round brings to each wafer where layers' weights wait in host memory: for every slot a layer of
         each stack that any wafer has there."""
-        total = 0
+        return sum(self.slot_bytes)
+
+    @property
+    def slot_bytes(self) -> list[int]:
+        """Of these the bytes of each slot of a round."""
+        found = []
+        residual = sum(self.layer_bytes(s) for s in self.residuals)
         for phase in self.phases:
-            for table, stacks in ((phase.mixer, self.mixers), (phase.mlp, self.mlps)):
-                for column in table.stack.T:
-                    total += sum(self.layer_bytes(stacks[s]) for s in set(column.tolist()) if s >= 0)
-        return total + self.slots * sum(self.layer_bytes(s) for s in self.residuals)
+            for columns in zip(phase.mixer.stack.T, phase.mlp.stack.T, strict=True):
+                pairs = zip((self.mixers, self.mlps), columns, strict=True)
+                used = (self.layer_bytes(stacks[s]) for stacks, column in pairs for s in set(column.tolist()) if s >= 0)
+                found.append(residual + sum(used))
+        return found
 
 
 def place(spec: ModelSpec, partition: Partition, formats: Formats, *, cores: int) -> Placement:

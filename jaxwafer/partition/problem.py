@@ -25,6 +25,8 @@ class Problem:
     vocabulary: where embedding and head lie: "room", where the wafers have room; "mesh", evenly on all, as the engine
     has them; "ends", with the first and the last layer. most_layers: on a wafer. change_cost: what one more change of
     wafers a token is worth, in wafers. accepted: tokens a step (above 1 with speculation).
+    streamed: layers' weights wait in external memory and come in one by one, the next one while one runs; every pass of
+    a micro-batch brings all of them.
     """
 
     model: Model
@@ -39,6 +41,7 @@ class Problem:
     change_cost: float = 0.01
     compute: str = "bf16"
     accepted: float = 1.0
+    streamed: bool = False
 
     def __post_init__(self):
         for name in ("context", "cores", "wafers", "requests", "micro_batch", "most_layers"):
@@ -57,7 +60,13 @@ class Problem:
         limit = self.model.max_context
         if limit is not None and self.context > limit:
             raise UserError(f"--context {self.context} is more than the {limit} positions that {self.model.name} has")
-        self.device.hardware.flops_per_s(self.compute)
+        hardware = self.device.hardware
+        hardware.flops_per_s(self.compute)
+        if self.streamed and (hardware.external_bytes is None or hardware.external_bytes_per_s is None):
+            raise UserError(
+                f"--stream-weights needs the external memory of {hardware.name}, which is not described: give "
+                "--set external_bytes=... and --set external_bytes_per_s=..."
+            )
 
     @property
     def count(self) -> int:
@@ -81,12 +90,29 @@ class Problem:
 
     @cached_property
     def clock(self) -> Clock:
-        return Clock(device=self.device, model=self.model, cores=self.cores, compute=self.compute)
+        return Clock(
+            device=self.device, model=self.model, cores=self.cores, compute=self.compute, streamed=self.streamed
+        )
 
     @cached_property
     def weights(self) -> np.ndarray:
-        """Bytes of each layer, int64 [layers]."""
-        return np.array([layer.weights for layer in self.layers], np.int64)
+        """Bytes of each layer that stay on its wafer, int64 [layers]."""
+        return np.array([layer.weights for layer in self.layers], np.int64) - self.external
+
+    @cached_property
+    def external(self) -> np.ndarray:
+        """Bytes of each layer in external memory, int64 [layers]."""
+        return np.array([layer.weights if self.streamed else 0 for layer in self.model.layers], np.int64)
+
+    @property
+    def external_room(self) -> int:
+        """Bytes of a wafer's external memory."""
+        return int(self.device.hardware.external_bytes or 0) * self.cores
+
+    @property
+    def window(self) -> int:
+        """Bytes of a wafer through which layers stream: one that runs and one that comes in."""
+        return 2 * int(self.external.max())
 
     @cached_property
     def request_bytes(self) -> np.ndarray:
@@ -107,7 +133,7 @@ class Problem:
 
     def room(self, wafers: int) -> int:
         """Bytes of a wafer for layers and requests, where there are so many."""
-        return self.memory - (-(-self.model.vocabulary // wafers) if self.vocabulary == "mesh" else 0)
+        return self.memory - self.window - (-(-self.model.vocabulary // wafers) if self.vocabulary == "mesh" else 0)
 
     def fits(self, layers, requests: int, wafers: int) -> bool:
         """Whether a wafer holds these layers with so many requests."""
@@ -115,21 +141,36 @@ class Problem:
         if self.most_layers is not None and len(chosen) > self.most_layers:
             return False
         need = int(self.weights[chosen].sum()) + requests * int(self.request_bytes[chosen].sum())
-        return need <= self.room(wafers)
+        return need <= self.room(wafers) and int(self.external[chosen].sum()) <= self.external_room
 
     @property
     def lower_bound(self) -> int:
         """Wafers below which the bytes alone do not fit."""
-        need = self.model.weights + self.least * int(self.request_bytes.sum())
         layers = -(-self.count // self.most_layers) if self.most_layers else 1
-        return max(1, layers, -(-need // self.memory))
+        outside = -(-int(self.external.sum()) // self.external_room) if self.streamed else 1
+        return max(1, layers, outside, -(-self._need // max(1, self.memory - self.window)))
+
+    @property
+    def _need(self) -> int:
+        """Bytes on all wafers, without windows."""
+        return self.model.weights - int(self.external.sum()) + self.least * int(self.request_bytes.sum())
 
     def check_layers(self) -> None:
         """Refuse a layer that no wafer holds, with its size."""
+        hardware = self.device.hardware
+        if self.window >= self.memory:
+            raise UserError(
+                f"two layers that stream take {self.window / 1e9:.2f} GB, but a wafer of {self.cores} x "
+                f"{hardware.name} has {self.memory / 1e9:.2f} GB: give more --cores"
+            )
         for number, layer in enumerate(self.layers):
-            need = layer.weights + self.least * layer.request(self.context)
+            need = int(self.weights[number]) + self.least * layer.request(self.context)
+            if self.external[number] > self.external_room:
+                raise UserError(
+                    f"layer {number} ({layer.kind}) takes {layer.weights / 1e9:.2f} GB of external memory, but a wafer "
+                    f"of {self.cores} x {hardware.name} has {self.external_room / 1e9:.2f} GB of it: give more --cores"
+                )
             if need > self.room(self.count):
-                hardware = self.device.hardware
                 cores = max(self.cores + 1, -(-need // int(hardware.memory_bytes)))
                 raise UserError(
                     f"layer {number} ({layer.kind}) takes {need / 1e9:.2f} GB with {self.least} requests of "
@@ -145,10 +186,10 @@ class Problem:
         self.check_layers()
         bound = self.lower_bound
         if self.wafers is not None and self.wafers < bound:
-            need = self.model.weights + self.least * int(self.request_bytes.sum())
             raise UserError(
                 f"{self.wafers} wafers hold {self.wafers * self.memory / 1e9:.1f} GB, but {self.model.name} takes "
-                f"{need / 1e9:.1f} GB with {self.least} requests of {self.context} tokens: at least {bound} wafers"
+                f"{self._need / 1e9:.1f} GB with {self.least} requests of {self.context} tokens: at least {bound} "
+                "wafers"
             )
         # With a layer a wafer, and a wafer or two for the vocabulary, everything fits that ever will.
         extra = -(-self.model.vocabulary // self.memory)

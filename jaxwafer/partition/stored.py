@@ -31,17 +31,20 @@ class Stored:
     padding: int
 
 
-def stored(model: Model, partition: Partition, *, cores: int, memory: int, context: int) -> Stored:
-    """What the engine allocates on wafers of `cores` devices that hold `memory` bytes each wafer."""
+def stored(model: Model, partition: Partition, *, cores: int, memory: int, context: int,
+           streamed: bool = False) -> Stored:  # fmt: skip
+    """What the engine allocates on wafers of `cores` devices that hold `memory` bytes each wafer. streamed: stacks are
+    outside of it, and two slots of layers in it."""
     placed = place(model.spec, partition, model.formats, cores=cores)
     wafers = placed.wafers
     token = sum(s.depth * token_bytes(s.kind.cache(), model.kv_cache, wafers, cores) for s in placed.mixers)
     state = sum(s.depth * state_bytes(s.kind.cache(), ACTIVATION_BYTES, wafers, cores) for s in placed.mixers)
     own = tuple(placed.weight_bytes(w) for w in range(wafers))
     request = token * -(-context // BLOCK) * BLOCK + state
-    left = memory - placed.allocated_bytes
+    weights = placed.global_bytes + 2 * max(placed.slot_bytes) if streamed else placed.allocated_bytes
+    left = memory - weights
     return Stored(
-        weights=placed.allocated_bytes,
+        weights=weights,
         weights_own=own,
         token=token,
         state=state,

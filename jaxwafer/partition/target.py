@@ -58,10 +58,7 @@ def _miss(plan: Plan, target: float) -> str:
     speed, problem = plan.speed, plan.problem
     overhead = problem.device.constants.overhead
     token = speed.token
-    parts = {
-        "memory": token.bandwidth, "compute": token.compute, "sums": token.sums, "hops": speed.hops,
-        "overhead": token.fixed,
-    }  # fmt: skip
+    parts = token.parts | {"hops": speed.hops}
     spent, total = parts[speed.binds], problem.accepted / speed.estimate
     left = problem.accepted / target - (total - spent * overhead)
     change = (

@@ -109,7 +109,8 @@ def waterfall(axes: Axes, plan: Plan) -> None:
     token = speed.token
     beyond = token.total - speed.hops - token.sums - token.fixed - token.bandwidth
     parts = {
-        "bandwidth\nroof": token.bandwidth, "compute,\nefficiency": beyond, "sums": token.sums,
+        "bandwidth\nroof": token.bandwidth,
+        "streaming" if plan.problem.streamed else "compute,\nefficiency": beyond, "sums": token.sums,
         "overhead": token.fixed, "hops": speed.hops,
     }  # fmt: skip
     unit, name = (1e3, "ms") if token.total >= 1e-3 else (1e6, "us")

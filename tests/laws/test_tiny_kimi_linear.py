@@ -51,7 +51,8 @@ def test_any_mesh_and_activations_in_int8_give_the_same_tokens(alone, mesh, acti
 
 
 def test_the_trained_model_is_the_engine(alone):
-    """Log-probabilities of all prompts' tokens, by the flax modules on the values of the file, within 2e-4: trained logits reach 20."""
+    """Log-probabilities of all prompts' tokens, by the flax modules on the values of the file, within 2e-4: trained
+    logits reach 20."""
     machine, asked, _ = alone
     spec = machine.spec
     params = jax.tree.map(jnp.asarray, parameters(spec))

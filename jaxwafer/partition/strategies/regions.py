@@ -13,6 +13,8 @@ from jaxwafer.partition.problem import Problem, Proposal
 
 
 def propose(problem: Problem) -> list[Proposal]:
+    if problem.streamed:
+        raise UserError("regions keep their layers, which --stream-weights does not")
     if problem.device.hardware.fabric is None:
         raise UserError(f"regions need the cores of a wafer's own fabric, which {problem.device.hardware.name} has not")
     partition = problem.search(lambda wafers: fastest(problem, wafers, problem.least))
