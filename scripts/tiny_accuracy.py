@@ -1,6 +1,6 @@
-"""The accuracy of tiny-kimi-linear by weight format, KV cache and mesh, as a Markdown table; needs jaxwafer installed.
+"""The accuracy of tiny-kimi-linear by weight format, KV cache, activations and mesh, as a Markdown table.
 
-    python scripts/tiny_accuracy.py --count 100
+    scripts/tiny_accuracy --count 100
 
 Every row is an engine of its own that answers the same held-out prompts. It takes minutes, most of them compilation.
 """
@@ -12,17 +12,20 @@ import tyro
 import jaxwafer
 from jaxwafer.cli.held_out import examples, grade
 from jaxwafer.cli.run import use_compilation_cache
-from jaxwafer.mesh import parse_mesh
+from jaxwafer.mesh import make_mesh, parse_mesh
 from jaxwafer.train import tasks
 
 FORMATS = ("native", "f32", "bf16", "fp8", "int8", "mixed", "int4")
-# (weights, KV cache, type of activations, mesh)
+# (weights, KV cache, activations, mesh)
 ROWS = (
     *((weights, "f32", "f32", "1x1") for weights in FORMATS),
     ("native", "bf16", "f32", "1x1"),
     ("native", "fp8", "f32", "1x1"),
     ("native", "bf16", "bf16", "1x1"),
+    ("native", "f32", "int8", "1x1"),
     ("native", "f32", "f32", "4x2"),
+    ("native", "bf16", "f32", "3x2"),
+    ("native", "fp8", "int8", "4x2"),
     ("native", "bf16", "bf16", "4x2"),
     ("mixed", "fp8", "bf16", "4x2"),
     ("int4", "fp8", "bf16", "4x2"),
@@ -44,17 +47,20 @@ class Accuracy:
         longest = max(len(e.prompt.split()) + len(e.answer.split()) + 1 for e in asked)
         print("| weights | KV cache | activations | mesh | " + " | ".join(tasks.TASKS) + " |")
         print("|---|---|---|---|" + "---|" * len(tasks.TASKS))
-        for weights, kv_cache, dtype, mesh in ROWS:
+        # Virtual devices are set up once, for the largest mesh.
+        make_mesh(max((parse_mesh(mesh) for *_, mesh in ROWS), key=lambda shape: shape.devices))
+        for weights, kv_cache, activations, mesh in ROWS:
+            types = {"dtype": "f32", "activations": "int8"} if activations == "int8" else {"dtype": activations}
             engine = jaxwafer.load(
-                "tiny-kimi-linear", mesh=mesh, weights=weights, kv_cache=kv_cache, dtype=dtype, max_context=longest,
-                micro_batch=self.micro_batch, micro_batches=parse_mesh(mesh).wafers, prefill_chunk=64,
+                "tiny-kimi-linear", mesh=mesh, weights=weights, kv_cache=kv_cache, max_context=longest,
+                micro_batch=self.micro_batch, micro_batches=parse_mesh(mesh).wafers, prefill_chunk=64, **types,
             )  # fmt: skip
             samplings = [jaxwafer.Sampling(max_new_tokens=len(e.answer.split()) + 1) for e in asked]
             requests = [engine.submit(e.prompt, s) for e, s in zip(asked, samplings, strict=True)]
             while engine.queue.busy:
                 engine.step()
             shares = (f"{g['right'] / g['of']:.1%}" for g in grade(requests, asked).values())
-            print(f"| {weights} | {kv_cache} | {dtype} | {mesh} | " + " | ".join(shares) + " |", flush=True)
+            print(f"| {weights} | {kv_cache} | {activations} | {mesh} | " + " | ".join(shares) + " |", flush=True)
 
 
 if __name__ == "__main__":
