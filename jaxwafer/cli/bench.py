@@ -60,9 +60,14 @@ class Bench(ModelFlags):
         if self.compare not in ("", *COMPARED):
             raise UserError(f"--compare {self.compare!r}: there is only {', '.join(COMPARED)}")
         points = self._points()
-        source = open_checkpoint(self.model) if has_weights(self.model) else RandomCheckpoint(open_config(self.model))
+        real = has_weights(self.model)
+        source = open_checkpoint(self.model) if real else RandomCheckpoint(open_config(self.model))
         if self.compare and source.path.suffix != ".gguf":
             raise UserError(f"--compare llama.cpp needs a GGUF file, and {self.model} is none")
+        if not real:
+            NOTES.print(f"{self.model} has no weights here: random ones are measured")
+        # Virtual devices are set up once, for the largest mesh.
+        make_mesh(max((parse_mesh(point.mesh) for point in points), key=lambda shape: shape.devices))
         found, others = [], []
         for number, point in enumerate(points, 1):
             NOTES.print(f"point {number} of {len(points)}: {describe(point)}")

@@ -14,6 +14,7 @@
 namespace {
 
 constexpr int kDotRows = 4;                             // most rows of x that share one unpacking
+constexpr int64_t kAhead = 4096;                        // bytes that one row of x is read ahead: beyond a page
 constexpr int64_t kDotLimit = 16;                       // most rows of x that are not worth a tile
 constexpr int64_t kDotOutputs = 16, kDotBlocks = 32;    // a tile of weights that several rows of x meet
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;         // register tile: 12 of 16 registers add up, or 24 of 32
@@ -133,6 +134,8 @@ inline void Dot(const Matrix& w, const Activations& x, int64_t n, int64_t m, int
     for (int c = 0; c < kChains; ++c) sum[r][c] = c == 0 ? sums[m + r] : Floats{};
   auto add = [&](const uint8_t* bytes, int64_t i, int chain) {
     Floats value[kVectors];
+    if (R == 1)
+      for (int line = 0; line < F::kBytes; line += 64) __builtin_prefetch(bytes + kAhead + line);
     F::Unpack(bytes, value);
     for (int r = 0; r < R; ++r) {
       const float* block = from + r * x.stride + i * kBlock;

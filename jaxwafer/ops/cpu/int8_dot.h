@@ -22,8 +22,11 @@ inline Raw LookUp(const int8_t* table, Raw index) {
 #if defined(__AVX512VNNI__)
 inline Ints DotAdd(Ints sum, Raw u, Raw s) { return (Ints)_mm512_dpbusd_epi32((Raw)sum, u, s); }
 #else
+// Pairs of products must fit 16 bits, so the highest bit of u goes by itself.
 inline Ints DotAdd(Ints sum, Raw u, Raw s) {
-  return sum + (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(u, s), Ones16());
+  Raw low = _mm512_madd_epi16(_mm512_maddubs_epi16(And(u, 127), s), Ones16());
+  Raw high = _mm512_madd_epi16(_mm512_maddubs_epi16(And(u, -128), s), Ones16());
+  return sum + (Ints)low + (Ints)high;
 }
 #endif
 inline Floats Spread(Floats v, Ints index) { return (Floats)_mm512_permutexvar_ps((Raw)index, (__m512)v); }
@@ -166,7 +169,7 @@ inline void QuantDot(const Matrix& w, const Activations& x, int64_t n, int64_t m
     auto add = [&](int step, bool whole) {
       int64_t block = b + j + step * S::kBlocks, at = block * Q::kBytes;
       for (int c = 0; c < C; ++c) {
-        if (R == 1) __builtin_prefetch(row + at + 64 * Q::kBytes);
+        if (R == 1) __builtin_prefetch(row + at + kAhead);
         S span(row + c * w.row_bytes + at, whole ? int64_t(sizeof(Raw)) * S::kParts : w.row_bytes - at);
         for (int r = 0; r < R; ++r)
           sum[c][r] += __builtin_convertvector(span.Dot(from + r * x.stride + block * kBlock), Floats) *
