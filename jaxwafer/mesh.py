@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,11 @@ def make_mesh(shape: MeshShape) -> Mesh:
             "or fewer processes"
         )
     return mesh
+
+
+def reserve(meshes: Iterable[MeshShape]) -> None:
+    """Set up the devices of the largest of several meshes, since virtual ones are set up once in a process."""
+    make_mesh(max(meshes, key=lambda shape: shape.devices))
 
 
 def find_devices(platform: str | None = None) -> list:

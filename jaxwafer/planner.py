@@ -77,11 +77,11 @@ def solve(problem: Problem, strategies: str = "all", target: float | None = None
         plans.append(fewest(problem, target))
         problem = replace(problem, wafers=plans[0].partition.wafers, cores=plans[0].cores)
     # A wafer may hold nothing but its part of the vocabulary.
-    most = problem.count + max(1, -(-problem.model.vocabulary // problem.memory))
-    if problem.wafers is not None and problem.wafers > most:
+    spare = max(1, problem.vocabulary_wafers)
+    if problem.wafers is not None and problem.wafers > problem.count + spare:
         raise UserError(
             f"--wafers {problem.wafers} are more than {problem.model.name} can use: it has {problem.count} layers, and "
-            f"{most - problem.count} more can hold embedding and head"
+            f"{spare} more can hold embedding and head"
         )
     reason = None
     for name in names:

@@ -12,7 +12,7 @@ import tyro
 import jaxwafer
 from jaxwafer.cli.held_out import examples, grade
 from jaxwafer.cli.run import use_compilation_cache
-from jaxwafer.mesh import make_mesh, parse_mesh
+from jaxwafer.mesh import parse_mesh, reserve
 from jaxwafer.train import tasks
 
 FORMATS = ("native", "f32", "bf16", "fp8", "int8", "mixed", "int4")
@@ -47,8 +47,7 @@ class Accuracy:
         longest = max(len(e.prompt.split()) + len(e.answer.split()) + 1 for e in asked)
         print("| weights | KV cache | activations | mesh | " + " | ".join(tasks.TASKS) + " |")
         print("|---|---|---|---|" + "---|" * len(tasks.TASKS))
-        # Virtual devices are set up once, for the largest mesh.
-        make_mesh(max((parse_mesh(mesh) for *_, mesh in ROWS), key=lambda shape: shape.devices))
+        reserve(parse_mesh(mesh) for *_, mesh in ROWS)
         for weights, kv_cache, activations, mesh in ROWS:
             types = {"dtype": "f32", "activations": "int8"} if activations == "int8" else {"dtype": activations}
             engine = jaxwafer.load(

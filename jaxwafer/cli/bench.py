@@ -17,7 +17,7 @@ from jaxwafer.checkpoint.random import RandomCheckpoint
 from jaxwafer.cli.run import NOTES, ModelFlags, OptionalPath, check_writable, load, print_table, write_file, write_json
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
-from jaxwafer.mesh import make_mesh, parse_mesh
+from jaxwafer.mesh import make_mesh, parse_mesh, reserve
 from jaxwafer.options import Options
 from jaxwafer.roofline.ceiling import compute_ceiling
 from jaxwafer.roofline.table import amount
@@ -66,8 +66,7 @@ class Bench(ModelFlags):
             raise UserError(f"--compare llama.cpp needs a GGUF file, and {self.model} is none")
         if not real:
             NOTES.print(f"{self.model} has no weights here: random ones are measured")
-        # Virtual devices are set up once, for the largest mesh.
-        make_mesh(max((parse_mesh(point.mesh) for point in points), key=lambda shape: shape.devices))
+        reserve(parse_mesh(point.mesh) for point in points)
         found, others = [], []
         for number, point in enumerate(points, 1):
             NOTES.print(f"point {number} of {len(points)}: {describe(point)}")

@@ -90,9 +90,9 @@ class Plan:
             vocabulary=self.vocabulary, most_layers=self.most_layers, change_cost=self.change_cost,
             compute=self.compute, accepted=self.accepted, streamed=self.stream_weights,
         )  # fmt: skip
-        plans = [p for p, _ in result.distinct]
         plan = result.best
         if self.row is not None:
+            plans = [p for p, _ in result.distinct]
             if not 1 <= self.row <= len(plans):
                 raise UserError(f"--row must be from 1 to {len(plans)}, not {self.row}")
             plan = plans[self.row - 1]

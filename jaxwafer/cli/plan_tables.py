@@ -42,12 +42,14 @@ def choice_table(result: Result, chosen: Plan) -> Table:
 
 def wafer_table(plan: Plan) -> Table:
     """Memory and time of each wafer; equal neighbours share a row."""
+    fields = {"weights": "weights", "external": "external", "vocab": "vocabulary", "KV": "kv", "state": "state",
+              "free": "free"}  # fmt: skip
+    if not plan.problem.streamed:
+        fields.pop("external")
     table = _table(
         f"{plan.strategy.replace('_', '-')}: {plan.partition.wafers} wafers of {plan.cores}, {plan.requests} requests",
-        "wafers", "layers", "kinds", "weights", *(["external"] if plan.problem.streamed else []), "vocab", "KV",
-        "state", "free", "time",
+        "wafers", "layers", "kinds", *fields, "time",
     )  # fmt: skip
-    columns = ("weights", *(["external"] if plan.problem.streamed else []), "vocabulary", "kv", "state", "free")
 
     def alike(item) -> tuple:
         wafer = item[1]
@@ -57,7 +59,7 @@ def wafer_table(plan: Plan) -> Table:
         rows = list(run)
         first, last, wafer = rows[0][0], rows[-1][0], rows[0][1]
         layers = " ".join(spans(w.layers) for _, w in rows)
-        memory = (amount(getattr(wafer, n), "B") for n in columns)
+        memory = (amount(getattr(wafer, n), "B") for n in fields.values())
         table.add_row(
             str(first) if first == last else f"{first}-{last}", layers if len(layers) < 24 else layers[:21] + "...",
             wafer.kinds or "none", *memory, time(wafer.service.total),
@@ -68,9 +70,15 @@ def wafer_table(plan: Plan) -> Table:
 def breakdown_table(plan: Plan) -> Table:
     """Where a token's time goes, by kind of layer."""
     problem, speed = plan.problem, plan.speed
-    causes = ("bandwidth", "compute", *(["streaming"] if problem.streamed else []), "sums", "fixed", "total")
-    names = ("stream" if cause == "streaming" else cause for cause in causes[1:-1])
-    table = _table("a token's way", "", "count", "bytes", "FLOPs", "memory", *names, "in all", "binds")
+    causes = {"memory": "bandwidth", "compute": "compute", "stream": "streaming", "sums": "sums", "fixed": "fixed",
+              "in all": "total"}  # fmt: skip
+    if not problem.streamed:
+        causes.pop("stream")
+    table = _table("a token's way", "", "count", "bytes", "FLOPs", *causes, "binds")
+
+    def seconds(times: Seconds) -> tuple[str, ...]:
+        return tuple(time(getattr(times, cause)) for cause in causes.values())
+
     shares = plan.shares or (1.0,) * problem.count
     batch, context = problem.micro_batch, problem.context
     kinds: dict[str, list[int]] = {}
@@ -81,11 +89,10 @@ def breakdown_table(plan: Plan) -> Table:
         times = sum((problem.clock.layer(layer, batch, context, share) for layer, share in layers), Seconds())
         table.add_row(
             kind, str(len(numbers)), amount(sum(x.bytes(batch, context) for x, _ in layers), "B"),
-            amount(sum(x.flops(batch, context) for x, _ in layers), ""),
-            *(time(getattr(times, cause)) for cause in causes), times.binds,
+            amount(sum(x.flops(batch, context) for x, _ in layers), ""), *seconds(times), times.binds,
         )  # fmt: skip
     table.add_row("hops", str(plan.changes), *[""] * (len(causes) + 1), time(speed.hops), "")
-    table.add_row("token", "", "", "", *(time(getattr(speed.token, cause)) for cause in causes), speed.binds)
+    table.add_row("token", "", "", "", *seconds(speed.token), speed.binds)
     return table
 
 
@@ -102,9 +109,11 @@ def outcome_table(plan: Plan, target: float | None) -> Table:
     if held.crossover:
         table.add_row("cross-over", f"{held.crossover:,}", "tokens of context from which KV binds, not state")
     if own := plan.stored:
-        remark = f"of weights on every wafer, as stacks are equally deep: {amount(own.padding, 'B')} are padding in all"
-        if problem.streamed:
-            remark = "on every wafer: two slots of layers, one running and one coming in, and the vocabulary"
+        remark = (
+            "on every wafer: two slots of layers, one running and one coming in, and the vocabulary"
+            if problem.streamed
+            else f"of weights on every wafer, as stacks are equally deep: {amount(own.padding, 'B')} are padding in all"
+        )
         table.add_row("engine allocates", amount(own.weights, "B"), remark)
         table.add_row("engine holds", str(own.requests), "requests in what is left")
     if plan.refusal:

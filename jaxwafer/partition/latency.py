@@ -32,7 +32,8 @@ class Seconds:
     @property
     def binds(self) -> str:
         """The largest part, by name."""
-        return max(self.parts, key=self.parts.get)
+        parts = self.parts
+        return max(parts, key=parts.get)
 
     @property
     def parts(self) -> dict[str, float]:

@@ -133,7 +133,17 @@ class Problem:
 
     def room(self, wafers: int) -> int:
         """Bytes of a wafer for layers and requests, where there are so many."""
-        return self.memory - self.window - (-(-self.model.vocabulary // wafers) if self.vocabulary == "mesh" else 0)
+        return self.beside_window - (-(-self.model.vocabulary // wafers) if self.vocabulary == "mesh" else 0)
+
+    @property
+    def beside_window(self) -> int:
+        """Bytes of a wafer for all that stays there."""
+        return self.memory - self.window
+
+    @property
+    def vocabulary_wafers(self) -> int:
+        """Wafers that the vocabulary fills where it lies on wafers of its own."""
+        return -(-self.model.vocabulary // max(1, self.beside_window))
 
     def fits(self, layers, requests: int, wafers: int) -> bool:
         """Whether a wafer holds these layers with so many requests."""
@@ -148,7 +158,7 @@ class Problem:
         """Wafers below which the bytes alone do not fit."""
         layers = -(-self.count // self.most_layers) if self.most_layers else 1
         outside = -(-int(self.external.sum()) // self.external_room) if self.streamed else 1
-        return max(1, layers, outside, -(-self._need // max(1, self.memory - self.window)))
+        return max(1, layers, outside, -(-self._need // max(1, self.beside_window)))
 
     @property
     def _need(self) -> int:
@@ -158,7 +168,7 @@ class Problem:
     def check_layers(self) -> None:
         """Refuse a layer that no wafer holds, with its size."""
         hardware = self.device.hardware
-        if self.window >= self.memory:
+        if self.beside_window <= 0:
             raise UserError(
                 f"two layers that stream take {self.window / 1e9:.2f} GB, but a wafer of {self.cores} x "
                 f"{hardware.name} has {self.memory / 1e9:.2f} GB: give more --cores"
@@ -192,8 +202,7 @@ class Problem:
                 "wafers"
             )
         # With a layer a wafer, and a wafer or two for the vocabulary, everything fits that ever will.
-        extra = -(-self.model.vocabulary // self.memory)
-        for wafers in [self.wafers] if self.wafers else range(bound, self.count + extra + 1):
+        for wafers in [self.wafers] if self.wafers else range(bound, self.count + self.vocabulary_wafers + 1):
             found = pack(wafers)
             if found is not None:
                 return found

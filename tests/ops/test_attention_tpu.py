@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.attention import reference, tpu
 from jaxwafer.ops.bits import stored_as
@@ -11,6 +12,12 @@ from jaxwafer.ops.pages import Pages
 from . import test_attention, test_latent_attention
 
 LENGTHS = [1, 31, 33, 70, 5]
+
+
+@pytest.fixture(autouse=True)
+def interpreted():
+    with pltpu.force_tpu_interpret_mode():
+        yield
 
 
 def as_bits(pages: Pages) -> Pages:
@@ -27,7 +34,7 @@ def test_decoding_agrees_with_the_reference(form, window, sunk):
     given = {"scale": 0.3, "window": window, "sinks": sinks}
     layer = jnp.int32(test_attention.LAYER)
     wanted = reference.paged_attention(q, as_bits(k), as_bits(v), layer, step, **given)
-    found = tpu.paged_attention(q, as_bits(k), as_bits(v), layer, step, **given, interpret=True)
+    found = tpu.paged_attention(q, as_bits(k), as_bits(v), layer, step, **given)
     assert found.shape == q.shape and np.isfinite(wanted).all()
     np.testing.assert_allclose(found, wanted, atol=3e-6)
 
@@ -39,7 +46,7 @@ def test_parts_of_a_latent_softmax_agree_with_the_reference(form):
         given = {"rank": 7, "scale": 0.3, "first": jnp.int32(number * pages.blocks)}
         layer = jnp.int32(test_latent_attention.LAYER)
         wanted = reference.latent_attention(q, pages, layer, step, **given)
-        found = tpu.latent_attention(q, pages, layer, step, **given, interpret=True)
+        found = tpu.latent_attention(q, pages, layer, step, **given)
         np.testing.assert_array_equal(np.isneginf(found[0]), np.isneginf(wanted[0]))
         for mine, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(mine, other, atol=3e-6)

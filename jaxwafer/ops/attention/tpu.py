@@ -32,14 +32,13 @@ def description() -> str:
 
 
 def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
-                    window: int | None, sinks: jax.Array | None, interpret: bool = False) -> jax.Array:  # fmt: skip
+                    window: int | None, sinks: jax.Array | None) -> jax.Array:  # fmt: skip
     if q.shape[1] > 1:
         return reference.paged_attention(q, k, v, layer, step, scale=scale, window=window, sinks=sinks)
     begin = jnp.arange(step.table.shape[1], dtype=jnp.int32)[None] * k.block
     begin = jnp.where(begin < _live(step), begin, reference.NEVER)
     highest, total, mixed = _decode(
         q[:, 0], k, v, layer, step, step.table, begin, scale=scale, window=window, width=q.shape[-1],
-        interpret=interpret,
     )  # fmt: skip
     if sinks is not None:
         total = total + jnp.where(total > 0, jnp.exp(sinks[None, ..., None] - highest), 0.0)
@@ -47,12 +46,12 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
 
 
 def latent_attention(q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
-                     first: jax.Array, interpret: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+                     first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     if q.shape[1] > 1:
         return reference.latent_attention(q, latent, layer, step, rank=rank, scale=scale, first=first)
     table, begin = reference.owned(step, latent, first)
     highest, total, mixed = _decode(
-        q[:, :1], latent, None, layer, step, table, begin, scale=scale, window=None, width=rank, interpret=interpret
+        q[:, :1], latent, None, layer, step, table, begin, scale=scale, window=None, width=rank
     )
     highest = jnp.where(total > 0, highest, -jnp.inf)
     return highest[..., 0], total[..., 0], mixed
@@ -63,7 +62,7 @@ def _live(step: Step) -> jax.Array:
 
 
 def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Step, table: jax.Array,
-            begin: jax.Array, *, scale: float, window: int | None, width: int, interpret: bool):  # fmt: skip
+            begin: jax.Array, *, scale: float, window: int | None, width: int):  # fmt: skip
     """Parts of a softmax of q [B, heads, group, dim] over the blocks whose tokens begin at `begin`, NEVER at the end:
     highest and total float32 [B, heads, group, 1], mixed [B, heads, group, width]. v None: values are the keys' first
     `width` elements."""
@@ -105,7 +104,6 @@ def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Ste
             transcendentals=batch * heads * group * table.shape[1] * block,
             bytes_accessed=batch * table.shape[1] * sum(a[0, 0].size * a.dtype.itemsize for a in arrays),
         ),
-        interpret=interpret,
     )  # fmt: skip
     return call(*scalars, q, *arrays)
 

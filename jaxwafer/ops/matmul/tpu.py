@@ -35,8 +35,7 @@ def description(form: Format, quantise: bool) -> str:
     return "Pallas kernel"
 
 
-def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool, *,
-           interpret: bool = False) -> jax.Array:  # fmt: skip
+def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool) -> jax.Array:
     """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
     form, (count, outputs, stored) = weight.format, weight.values.shape
     rows, inputs = x.shape[0], stored * (2 if form.packed else 1)
@@ -69,7 +68,6 @@ def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: boo
             + sum(h.size * h.dtype.itemsize for h in halves)
             + 4 * rows * outputs,
         ),
-        interpret=interpret,
     )
     return call(layer, *halves, values, *scales)
 
