@@ -14,8 +14,9 @@
 namespace {
 
 // The order of the inputs within blocks. kStrided: input k of a block at k % 8 · 4 + k / 8, divided by the power of 16
-// that Int4::Unpack leaves in the weight there. kPaired: the even inputs of a span of blocks, then the odd ones.
-enum class Order { kNatural, kStrided, kPaired };
+// that Int4::Unpack leaves in the weight there. kPaired: the even inputs of a block, then the odd ones. kPairedVector: the
+// even ones of as many blocks as a vector has nibbles for, then their odd ones.
+enum class Order { kNatural, kStrided, kPaired, kPairedVector };
 
 constexpr int StridedPosition(int k) { return k % 8 * 4 + k / 8; }
 constexpr float StridedUnit(int position) { return float(1 << position / 4 % 4 * 4); }
@@ -72,10 +73,9 @@ struct Source {
   }
 };
 
-inline int PairedPosition(int64_t k) {
-  constexpr int kSpan = kLanes / 4 * kBlock;
-  return int(k / kSpan * kSpan + k % 2 * (kSpan / 2) + k % kSpan / 2);
-}
+// Of input k, where the even ones of each `span` come first.
+constexpr int64_t PairedPosition(int64_t k, int64_t span) { return k / span * span + k % 2 * (span / 2) + k % span / 2; }
+constexpr int64_t kVectorSpan = kLanes / 4 * kBlock;
 
 // Quantises a block to scale · q, |q| ≤ 127. A block with a number that is not finite gets NaN as its scale.
 inline float QuantiseBlock(const float* x, int8_t* q) {
@@ -100,6 +100,22 @@ inline float QuantiseBlock(const float* x, int8_t* q) {
   return scale;
 }
 
+// Uninitialised elements from the start of a cache line on: loads that cross lines cost twice.
+template <class T>
+class Lines {
+ public:
+  void resize(int64_t count) {
+    bytes_.reset(new uint8_t[count * sizeof(T) + kLine]);
+    data_ = reinterpret_cast<T*>(bytes_.get() + kLine - reinterpret_cast<uintptr_t>(bytes_.get()) % kLine);
+  }
+  T* data() const { return data_; }
+
+ private:
+  static constexpr size_t kLine = 64;
+  std::unique_ptr<uint8_t[]> bytes_;
+  T* data_ = nullptr;
+};
+
 // Owns what an Activations points to.
 class Arranged {
  public:
@@ -112,19 +128,16 @@ class Arranged {
       view.values = static_cast<const float*>(x.data);
       return;
     }
-    int64_t span = kLanes / 4 * kBlock;
     if (quantise) {
-      view.stride = (padded + span - 1) / span * span;
-      quantised_.reset(new int8_t[x.rows * view.stride]);
-      scale_.reset(new float[x.rows * scales]);
+      view.stride = (padded + kVectorSpan - 1) / kVectorSpan * kVectorSpan;
+      quantised_.resize(x.rows * view.stride);
+      scale_.resize(x.rows * scales);
+      view.quantised = quantised_.data(), view.scale = scale_.data();
     } else {
-      // Aligned, since loads that cross cache lines cost twice.
-      values_.reset(new float[x.rows * padded + kAlign]);
-      auto at = reinterpret_cast<uintptr_t>(values_.get());
-      aligned_ = values_.get() + (kAlign - at / 4 % kAlign) % kAlign;
+      values_.resize(x.rows * padded);
+      view.values = values_.data();
     }
-    if (sums || quantise) sums_.reset(new float[x.rows * scales]);
-    view.values = aligned_, view.quantised = quantised_.get(), view.scale = scale_.get(), view.sums = sums_.get();
+    if (sums || quantise) sums_.resize(x.rows * scales), view.sums = sums_.data();
     constexpr int64_t kRows = 16;
     Parallel(pool, (x.rows + kRows - 1) / kRows, [&](int64_t part) {
       std::unique_ptr<float[]> row(new float[padded]);
@@ -138,12 +151,10 @@ class Arranged {
   Activations view{};
 
  private:
-  static constexpr int64_t kAlign = 16;
-
   void Place(const float* row, int64_t m, int64_t blocks, Order order) {
-    float* out = aligned_ + m * view.stride;
+    float* out = values_.data() + m * view.stride;
     for (int64_t b = 0; b < blocks; ++b, row += kBlock, out += kBlock) {
-      if (sums_) sums_[m * view.block_stride + b] = BlockSum(row);
+      if (view.sums) sums_.data()[m * view.block_stride + b] = BlockSum(row);
       if (order == Order::kNatural) {
         std::memcpy(out, row, kBlock * 4);
       } else if (order == Order::kStrided) {
@@ -155,12 +166,12 @@ class Arranged {
         for (int k = 0; k < kBlock; ++k) out[k % 2 * (kBlock / 2) + k / 2] = row[k];
       }
     }
-    if (sums_) std::fill_n(sums_.get() + m * view.block_stride + blocks, kScalePad, 0.0f);
+    if (view.sums) std::fill_n(sums_.data() + m * view.block_stride + blocks, kScalePad, 0.0f);
   }
 
   void Quantise(const float* row, int64_t m, int64_t blocks, Order order) {
-    int8_t *out = quantised_.get() + m * view.stride, q[kBlock];
-    float *scale = scale_.get() + m * view.block_stride, *sums = sums_.get() + m * view.block_stride;
+    int8_t *out = quantised_.data() + m * view.stride, q[kBlock];
+    float *scale = scale_.data() + m * view.block_stride, *sums = sums_.data() + m * view.block_stride;
     std::fill_n(scale + blocks, kScalePad, 0.0f);
     std::fill_n(sums + blocks, kScalePad, 0.0f);
     if (view.stride != blocks * kBlock) std::memset(out, 0, view.stride);
@@ -172,8 +183,8 @@ class Arranged {
       if (order == Order::kNatural) {
         std::memcpy(out + b * kBlock, q, kBlock);
       } else {
-        int8_t* even = out + PairedPosition(b * kBlock);
-        int8_t* odd = out + PairedPosition(b * kBlock + 1);
+        int64_t span = order == Order::kPaired ? kBlock : kVectorSpan;
+        int8_t *even = out + PairedPosition(b * kBlock, span), *odd = out + PairedPosition(b * kBlock + 1, span);
         for (int k = 0; k < kBlock / 2; ++k) even[k] = q[2 * k], odd[k] = q[2 * k + 1];
       }
     }
@@ -185,9 +196,8 @@ class Arranged {
     return Sum(sum);
   }
 
-  std::unique_ptr<float[]> values_, scale_, sums_;
-  std::unique_ptr<int8_t[]> quantised_;
-  float* aligned_ = nullptr;
+  Lines<float> values_, scale_, sums_;
+  Lines<int8_t> quantised_;
 };
 
 }  // namespace

@@ -8,19 +8,23 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "activations.h"
 
 namespace {
 
 constexpr int kDotRows = 4;                             // most rows of x that share one unpacking
-constexpr int64_t kAhead = 4096;                        // bytes that one row of x is read ahead: beyond a page
 constexpr int64_t kDotLimit = 16;                       // most rows of x that are not worth a tile
 constexpr int64_t kDotOutputs = 16, kDotBlocks = 32;    // a tile of weights that several rows of x meet
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;         // register tile: 12 of 16 registers add up, or 24 of 32
 constexpr int kTileOutputs = 4;
 constexpr int64_t kGemmOutputs = 32, kGemmBlocks = 32;  // tile of written-out weights: 128 KiB
 constexpr int64_t kGemmRows = 48;                       // of x, that meet it before the next
+
+// Asks for the cache line a page beyond p, where the hardware stops looking ahead; into the second level, since the
+// first has too few lines on their way at once.
+inline void ReadAhead(const uint8_t* p) { __builtin_prefetch(p + 4096, 0, 2); }
 
 // Calls f with the integral constant of count, 1 to Most.
 template <int Most, class Function>
@@ -124,70 +128,71 @@ inline float RowScale(const Matrix& w, int64_t n) {
 
 // Adds blocks [b, b + count) of output n, R rows of x from m, to `sums` [rows of x].
 template <class F, bool kGrouped, bool kShift, int R>
-inline void Dot(const Matrix& w, const Activations& x, int64_t n, int64_t m, int64_t b, int64_t count,
-                const float* scale, const float* shift, Floats* sums) {
+inline void Dot(const Matrix& w, const Activations& x, int64_t n, int64_t m, int64_t b, int64_t count, Floats* sums) {
   constexpr int kChains = R == 1 ? 4 : 2;
-  const uint8_t* weights = w.values + n * w.row_bytes + b * F::kBytes;
-  const float* from = x.values + m * x.stride + b * kBlock;
+  const uint8_t* row = w.values + n * w.row_bytes;
+  const float* from = x.values + m * x.stride;
   Floats sum[R][kChains];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < kChains; ++c) sum[r][c] = c == 0 ? sums[m + r] : Floats{};
-  auto add = [&](const uint8_t* bytes, int64_t i, int chain) {
+  float scale[kLanes];
+  auto add = [&](const uint8_t* bytes, int64_t block, int chain) {
     Floats value[kVectors];
     if (R == 1)
-      for (int line = 0; line < F::kBytes; line += 64) __builtin_prefetch(bytes + kAhead + line);
+      for (int line = 0; line < F::kBytes; line += 64) ReadAhead(bytes + line);
     F::Unpack(bytes, value);
     for (int r = 0; r < R; ++r) {
-      const float* block = from + r * x.stride + i * kBlock;
+      const float* at = from + r * x.stride + block * kBlock;
       if constexpr (kGrouped) {
-        Floats group = value[0] * Load<Floats>(block);
-        for (int v = 1; v < kVectors; ++v) group += value[v] * Load<Floats>(block + v * kLanes);
-        sum[r][chain] += group * scale[i];
+        Floats group = value[0] * Load<Floats>(at);
+        for (int v = 1; v < kVectors; ++v) group += value[v] * Load<Floats>(at + v * kLanes);
+        sum[r][chain] += group * scale[block % kLanes];
       } else {
-        for (int v = 0; v < kVectors; ++v) sum[r][v % kChains] += value[v] * Load<Floats>(block + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) sum[r][v % kChains] += value[v] * Load<Floats>(at + v * kLanes);
       }
     }
   };
-  int64_t whole = std::min(count, w.row_bytes / F::kBytes - b), i = 0;
-  for (; i + 2 <= whole; i += 2) {
-    add(weights + i * F::kBytes, i, 0);
-    add(weights + (i + 1) * F::kBytes, i + 1, 1);
-  }
-  if (i < whole) add(weights + i * F::kBytes, i, 0);
   uint8_t spare[F::kBytes];
-  if (whole < count) add(Block<F>(w, weights - b * F::kBytes, b + whole, spare), whole, 0);
+  for (int64_t first = b; first < b + count; first += kLanes) {
+    if constexpr (kGrouped) {
+      BlockScales own = ScalesOf<kShift>(w, n, first, F::kUnit, 0);
+      Store(scale, own.scale);
+      if constexpr (kShift)
+        for (int r = 0; r < R; ++r) sum[r][1] += own.shift * Load<Floats>(x.sums + (m + r) * x.block_stride + first);
+    }
+    if ((first + kLanes) * F::kBytes <= w.row_bytes) {
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kLanes; ++i) add(row + (first + i) * F::kBytes, first + i, i % 2);
+    } else {
+      for (int64_t i = first; i < w.blocks; ++i) add(Block<F>(w, row, i, spare), i, 0);
+    }
+  }
   for (int r = 0; r < R; ++r) {
     Floats total = sum[r][0] + sum[r][1];
     for (int c = 2; c < kChains; ++c) total += sum[r][c];
-    if constexpr (kShift) total += DotShifts(shift, x.sums + (m + r) * x.block_stride + b, count);
     sums[m + r] = total;
   }
 }
 
-inline int64_t TileOutputs(const Matrix& w, const Activations& x) {
-  return x.rows == 1 && w.blocks > kDotBlocks ? 1 : kDotOutputs;
+// Several rows of x take a tile of [outputs, blocks] in pieces that stay in the first-level cache; one reads straight on.
+inline std::pair<int64_t, int64_t> DotTile(const Matrix& w, const Activations& x) {
+  return x.rows == 1 ? std::pair(int64_t{1}, w.blocks) : std::pair(kDotOutputs, kDotBlocks);
 }
 
 // out[m][n] for all rows of x and outputs [begin, end).
 template <class F, bool kGrouped, bool kShift>
 void DotChunk(const Matrix& w, const Activations& x, float* const* out, int64_t begin, int64_t end) {
   Floats sums[kDotOutputs * kDotLimit];
-  TileScales<kDotOutputs, kDotBlocks> scales;
-  // Several rows of x take a tile of outputs in pieces that stay in the first-level cache; one reads straight on.
-  for (int64_t tile = TileOutputs(w, x); begin < end; begin += tile) {
-    int64_t outputs = std::min(tile, end - begin);
-    std::fill_n(sums, outputs * x.rows, Floats{});
-    for (int64_t b = 0; b < w.blocks; b += kDotBlocks) {
-      int64_t count = std::min(kDotBlocks, w.blocks - b);
-      if constexpr (kGrouped) scales.template Read<kShift>(w, begin, outputs, b, count, F::kUnit, 0);
+  for (auto [outputs, blocks] = DotTile(w, x); begin < end; begin += outputs) {
+    int64_t tile = std::min(outputs, end - begin);
+    std::fill_n(sums, tile * x.rows, Floats{});
+    for (int64_t b = 0; b < w.blocks; b += blocks)
       for (int64_t m = 0; m < x.rows; m += kDotRows)
         Unrolled<kDotRows>(x.rows - m, [&](auto rows) {
-          for (int64_t n = 0; n < outputs; ++n)
-            Dot<F, kGrouped, kShift, rows.value>(w, x, begin + n, m, b, count, scales.scale + n * scales.pitch,
-                                                 scales.shift + n * scales.pitch, sums + n * x.rows);
+          for (int64_t n = 0; n < tile; ++n)
+            Dot<F, kGrouped, kShift, rows.value>(w, x, begin + n, m, b, std::min(blocks, w.blocks - b), sums + n * x.rows);
         });
-    }
-    for (int64_t n = 0; n < outputs; ++n)
+    for (int64_t n = 0; n < tile; ++n)
       for (int64_t m = 0; m < x.rows; ++m)
         out[m][begin + n] = Sum(sums[n * x.rows + m]) * (kGrouped ? 1 : RowScale<F>(w, begin + n));
   }
@@ -199,18 +204,21 @@ void WriteOut(const Matrix& w, int64_t n, int64_t b, int64_t count, float* out) 
   const uint8_t* row = w.values + n * w.row_bytes;
   uint8_t spare[F::kBytes];
   float unit[kBlock];
-  TileScales<1, kGemmBlocks> scales;
+  float scale[kGemmBlocks], shift[kGemmBlocks];
   for (int i = 0; i < kBlock; ++i) unit[i] = F::kOrder == Order::kStrided ? StridedUnit(i) : 1.0f;
   if constexpr (kGrouped)
-    scales.template Read<kShift>(w, n, 1, b, count, F::kUnit, 0);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      BlockScales own = ScalesOf<kShift>(w, n, b + i, F::kUnit, 0);
+      Store(scale + i, own.scale), Store(shift + i, own.shift);
+    }
   else
-    std::fill_n(scales.scale, count, RowScale<F>(w, n));
+    std::fill_n(scale, count, RowScale<F>(w, n));
   for (int64_t i = 0; i < count; ++i, out += kBlock) {
     Floats value[kVectors];
     F::Unpack(Block<F>(w, row, b + i, spare), value);
     for (int v = 0; v < kVectors; ++v) {
-      value[v] *= scales.scale[i];
-      if constexpr (kShift) value[v] += scales.shift[i] * Load<Floats>(unit + v * kLanes);
+      value[v] *= scale[i];
+      if constexpr (kShift) value[v] += shift[i] * Load<Floats>(unit + v * kLanes);
       Store(out + v * kLanes, value[v]);
     }
   }

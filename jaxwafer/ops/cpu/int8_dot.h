@@ -1,5 +1,6 @@
 // Products of rows of x quantised to int8 in blocks of 32 with integer weights: whole numbers within a block, float32
-// beyond it. The few-rows and many-rows forms are those of float_dot.h.
+// beyond it. One row of x: as Dot of float_dot.h. Several: tiles of weights are written out with kLanes outputs beside
+// one another, so that nothing is added up across a vector and a scale belongs to a lane.
 
 #pragma once
 
@@ -29,7 +30,6 @@ inline Ints DotAdd(Ints sum, Raw u, Raw s) {
   return sum + (Ints)low + (Ints)high;
 }
 #endif
-inline Floats Spread(Floats v, Ints index) { return (Floats)_mm512_permutexvar_ps((Raw)index, (__m512)v); }
 #elif JAXWAFER_LANES == 8
 typedef __m256i Raw;
 inline Raw And(Raw a, int8_t b) { return _mm256_and_si256(a, _mm256_set1_epi8(b)); }
@@ -42,7 +42,6 @@ inline Raw LookUp(const int8_t* table, Raw index) {
 inline Ints DotAdd(Ints sum, Raw u, Raw s) {
   return sum + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
 }
-inline Floats Spread(Floats v, Ints index) { return (Floats)_mm256_permutevar8x32_ps((__m256)v, (Raw)index); }
 #else
 typedef uint8_t Raw __attribute__((vector_size(16)));
 inline Raw And(Raw a, int8_t b) { return a & uint8_t(b); }
@@ -56,32 +55,28 @@ inline Ints DotAdd(Ints sum, Raw u, Raw s) {
   for (int i = 0; i < 16; ++i) sum[i / 4] += int(u[i]) * int8_t(s[i]);
   return sum;
 }
-inline Floats Spread(Floats v, Ints index) {
-  Floats out;
-  for (int i = 0; i < kLanes; ++i) out[i] = v[index[i]];
-  return out;
-}
 #endif
 
 // The first `left` bytes of a vector, and zeros.
 inline Raw ReadUpTo(const uint8_t* p, int64_t left) {
   if (left >= int64_t(sizeof(Raw))) return Load<Raw>(p);
+#if JAXWAFER_LANES == 16
+  return _mm512_maskz_loadu_epi8((uint64_t{1} << left) - 1, p);
+#endif
   Raw raw{};
   std::memcpy(&raw, p, left);
   return raw;
 }
 
 // Unsigned numbers below 32, two to a byte: 4 lanes of sums a block. kOffset is added in Unsigned, besides the format's
-// own offset; kUnit: of the number. kFlush: quads of products whose sums fit 16 bits.
+// own offset; kUnit: of the number. kFlush: quads of products whose sums fit 16 bits. kOrder, kQuads: of x where few and
+// where many rows of it meet the weights.
 struct QuantInt4 {
   static constexpr int kBytes = 16, kLanesABlock = 4, kFlush = 8;
   static constexpr float kOffset = 0, kUnit = 1;
-  static constexpr Order kOrder = Order::kPaired;
+  static constexpr Order kOrder = Order::kPairedVector, kQuads = Order::kPaired;
   static Raw Unsigned(Raw nibbles) { return nibbles; }
-  static uint8_t Unsigned(uint8_t nibble) { return nibble; }
-#if JAXWAFER_LANES >= 8
-  static __m128i Small(__m128i nibbles) { return nibbles; }
-#endif
+  static Raw Quad(const Raw* packed, int q) { return q < 4 ? And(packed[q], 15) : HighNibbles(packed[q - 4]); }
 };
 
 // e2m1 as twice its value plus 12.
@@ -90,10 +85,7 @@ struct QuantE2m1 : QuantInt4 {
   static constexpr int kFlush = 4;
   static constexpr float kOffset = 12, kUnit = 0.5f;
   static Raw Unsigned(Raw nibbles) { return LookUp(kTable, nibbles); }
-  static uint8_t Unsigned(uint8_t nibble) { return uint8_t(kTable[nibble]); }
-#if JAXWAFER_LANES >= 8
-  static __m128i Small(__m128i nibbles) { return _mm_shuffle_epi8(Load<__m128i>(kTable), nibbles); }
-#endif
+  static Raw Quad(const Raw* packed, int q) { return Unsigned(QuantInt4::Quad(packed, q)); }
 };
 
 // Bytes with a sign: unsigned with an offset of 128 for instructions that multiply unsigned by signed without
@@ -101,7 +93,9 @@ struct QuantE2m1 : QuantInt4 {
 struct QuantInt8 {
   static constexpr int kBytes = 32, kLanesABlock = kLanes == 4 ? 4 : 8, kFlush = 1;
   static constexpr float kOffset = kLanes == 8 ? 0 : 128, kUnit = 1;
-  static constexpr Order kOrder = Order::kNatural;
+  static constexpr Order kOrder = Order::kNatural, kQuads = Order::kNatural;
+  static Raw Unsigned(Raw bytes) { return kOffset ? (Raw)((Words)bytes ^ 0x80808080u) : bytes; }
+  static Raw Quad(const Raw* bytes, int q) { return Unsigned(bytes[q]); }
 };
 
 // The dot products of a span of blocks, kLanesABlock lanes each.
@@ -118,10 +112,7 @@ struct Span {
     } else {
       for (int i = 0; i < kParts; ++i) {
         int64_t rest = left - i * int64_t(sizeof(Raw));
-        part[i] = rest > 0 ? ReadUpTo(p + i * sizeof(Raw), rest) : Raw{};
-#if JAXWAFER_LANES != 8
-        part[i] = (Raw)((Words)part[i] ^ 0x80808080u);
-#endif
+        part[i] = Q::Unsigned(rest > 0 ? ReadUpTo(p + i * sizeof(Raw), rest) : Raw{});
       }
     }
   }
@@ -142,144 +133,114 @@ struct Span {
   }
 };
 
-// Adds blocks [b, b + count) of C outputs from n, R rows of x from m, to `sums` [outputs from n][rows of x]. scale and
-// shift: of the outputs, `pitch` apart.
-template <class Q, bool kShift, int R, int C>
-inline void QuantDot(const Matrix& w, const Activations& x, int64_t n, int64_t m, int64_t b, int64_t count,
-                     const float* scale, const float* shift, int64_t pitch, Floats* sums) {
+// Output n for one row of x.
+template <class Q, bool kShift>
+inline float QuantDot(const Matrix& w, const Activations& x, int64_t n) {
   using S = Span<Q>;
   const uint8_t* row = w.values + n * w.row_bytes;
-  const int8_t* from = x.quantised + m * x.stride;
-  Ints index{};
-  for (int i = 0; i < kLanes; ++i) index[i] = i / Q::kLanesABlock;
-  Floats sum[C][R];
-  for (int c = 0; c < C; ++c)
-    for (int r = 0; r < R; ++r) {
-      sum[c][r] = sums[c * x.rows + m + r];
-      if constexpr (kShift)
-        sum[c][r] += DotShifts(shift + c * pitch, x.sums + (m + r) * x.block_stride + b, count);
-    }
-  for (int64_t j = 0; j < count; j += kLanes) {
-    Floats product[C][R];
-    for (int r = 0; r < R; ++r) {
-      Floats own = Load<Floats>(x.scale + (m + r) * x.block_stride + b + j);
-      // Behind the last block x's scales are zeros, but those of the weights may be anything, such as not a number.
-      for (int c = 0; c < C; ++c) product[c][r] = own * UpTo(Load<Floats>(scale + c * pitch + j), count - j);
-    }
-    auto add = [&](int step, bool whole) {
-      int64_t block = b + j + step * S::kBlocks, at = block * Q::kBytes;
-      for (int c = 0; c < C; ++c) {
-        if (R == 1) __builtin_prefetch(row + at + kAhead);
-        S span(row + c * w.row_bytes + at, whole ? int64_t(sizeof(Raw)) * S::kParts : w.row_bytes - at);
-        for (int r = 0; r < R; ++r)
-          sum[c][r] += __builtin_convertvector(span.Dot(from + r * x.stride + block * kBlock), Floats) *
-                       Spread(product[c][r], index + step * S::kBlocks);
-      }
+  Ints index = Lanes() / Q::kLanesABlock;
+  Floats sum{}, shifts{};
+  for (int64_t first = 0; first < w.blocks; first += kLanes) {
+    BlockScales own = ScalesOf<kShift>(w, n, first, Q::kUnit, Q::kOffset);
+    Floats product = own.scale * Load<Floats>(x.scale + first);
+    if constexpr (kShift) shifts += own.shift * Load<Floats>(x.sums + first);
+    auto add = [&](int step, int64_t left) {
+      int64_t block = first + step * S::kBlocks;
+      ReadAhead(row + block * Q::kBytes);
+      S span(row + block * Q::kBytes, left);
+      sum += __builtin_convertvector(span.Dot(x.quantised + block * kBlock), Floats) *
+             Spread(product, index + step * S::kBlocks);
     };
-    if ((b + j + kLanes) * Q::kBytes <= w.row_bytes && count - j >= kLanes) {
+    if ((first + kLanes) * Q::kBytes <= w.row_bytes) {
 #pragma GCC unroll 16
-      for (int step = 0; step < Q::kLanesABlock; ++step) add(step, true);
+      for (int step = 0; step < Q::kLanesABlock; ++step) add(step, int64_t(sizeof(Raw)) * S::kParts);
     } else {
-      for (int step = 0; step * S::kBlocks < std::min<int64_t>(kLanes, count - j); ++step) add(step, false);
+      for (int step = 0; step * S::kBlocks < w.blocks - first; ++step)
+        add(step, w.row_bytes - (first + step * S::kBlocks) * Q::kBytes);
     }
   }
-  for (int c = 0; c < C; ++c)
-    for (int r = 0; r < R; ++r) sums[c * x.rows + m + r] = sum[c][r];
+  return Sum(sum + shifts);
 }
 
-// As DotChunk of float_dot.h.
+// out[0][n] for outputs [begin, end).
 template <class Q, bool kShift>
 void QuantDotChunk(const Matrix& w, const Activations& x, float* const* out, int64_t begin, int64_t end) {
-  Floats sums[kDotOutputs * kDotLimit];
-  TileScales<kDotOutputs, kDotBlocks> scales;
-  for (int64_t tile = TileOutputs(w, x); begin < end; begin += tile) {
-    int64_t outputs = std::min(tile, end - begin);
-    std::fill_n(sums, outputs * x.rows, Floats{});
-    for (int64_t b = 0; b < w.blocks; b += kDotBlocks) {
-      int64_t count = std::min(kDotBlocks, w.blocks - b);
-      scales.template Read<kShift>(w, begin, outputs, b, count, Q::kUnit, Q::kOffset);
-      for (int64_t m = 0; m < x.rows; m += kDotRows)
-        Unrolled<kDotRows>(x.rows - m, [&](auto rows) {
-          constexpr int kBeside = rows.value == 1 ? 1 : 2;
-          auto dot = [&](int64_t n, auto beside) {
-            QuantDot<Q, kShift, rows.value, beside.value>(w, x, begin + n, m, b, count,
-                                                          scales.scale + n * scales.pitch,
-                                                          scales.shift + n * scales.pitch, scales.pitch,
-                                                          sums + n * x.rows);
-          };
-          int64_t n = 0;
-          for (; n + kBeside <= outputs; n += kBeside) dot(n, std::integral_constant<int, kBeside>{});
-          for (; n < outputs; ++n) dot(n, std::integral_constant<int, 1>{});
-        });
-    }
-    for (int64_t n = 0; n < outputs; ++n)
-      for (int64_t m = 0; m < x.rows; ++m) out[m][begin + n] = Sum(sums[n * x.rows + m]);
-  }
+  for (int64_t n = begin; n < end; ++n) out[0][n] = QuantDot<Q, kShift>(w, x, n);
 }
 
-// The 32 numbers of a block of nibbles in their own order, a byte each.
-template <class Q>
-inline void UnpackBytes(const uint8_t* p, uint8_t* out) {
+// out[q][lane] = the q-th four bytes of the 16 at each lane's row.
+inline void TransposeQuads(const uint8_t* const* rows, int64_t at, Raw* out) {
 #if JAXWAFER_LANES >= 8
-  __m128i packed = Load<__m128i>(p), mask = _mm_set1_epi8(15);
-  __m128i low = _mm_and_si128(packed, mask), high = _mm_and_si128(_mm_srli_epi16(packed, 4), mask);
-  Store(out, Q::Small(_mm_unpacklo_epi8(low, high)));
-  Store(out + 16, Q::Small(_mm_unpackhi_epi8(low, high)));
+  auto row = [&](int i) { return Load<__m128i>(rows[i] + at); };
+#endif
+#if JAXWAFER_LANES == 16
+  Raw v[4];
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_inserti32x4(_mm512_castsi128_si512(row(i)), row(i + 4), 1);
+    v[i] = _mm512_inserti32x4(_mm512_inserti32x4(v[i], row(i + 8), 2), row(i + 12), 3);
+  }
+  Raw low[2] = {_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpacklo_epi32(v[2], v[3])};
+  Raw high[2] = {_mm512_unpackhi_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[2], v[3])};
+  out[0] = _mm512_unpacklo_epi64(low[0], low[1]), out[1] = _mm512_unpackhi_epi64(low[0], low[1]);
+  out[2] = _mm512_unpacklo_epi64(high[0], high[1]), out[3] = _mm512_unpackhi_epi64(high[0], high[1]);
+#elif JAXWAFER_LANES == 8
+  Raw v[4];
+  for (int i = 0; i < 4; ++i) v[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(row(i)), row(i + 4), 1);
+  Raw low[2] = {_mm256_unpacklo_epi32(v[0], v[1]), _mm256_unpacklo_epi32(v[2], v[3])};
+  Raw high[2] = {_mm256_unpackhi_epi32(v[0], v[1]), _mm256_unpackhi_epi32(v[2], v[3])};
+  out[0] = _mm256_unpacklo_epi64(low[0], low[1]), out[1] = _mm256_unpackhi_epi64(low[0], low[1]);
+  out[2] = _mm256_unpacklo_epi64(high[0], high[1]), out[3] = _mm256_unpackhi_epi64(high[0], high[1]);
 #else
-  for (int i = 0; i < 16; ++i)
-    out[2 * i] = Q::Unsigned(uint8_t(p[i] & 15)), out[2 * i + 1] = Q::Unsigned(uint8_t(p[i] >> 4));
+  for (int q = 0; q < 4; ++q)
+    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<uint8_t*>(out + q) + i * 4, rows[i] + at + q * 4, 4);
 #endif
 }
 
-// out[quad][lane] = the quad of 4 bytes of each lane's row, for the 8 quads of a block.
-inline void TransposeQuads(const uint8_t (*rows)[kQuadBlocks * kBlock], int64_t at, uint8_t* out) {
-#if JAXWAFER_LANES == 8
-  __m256 r[8], pair[8];
-  for (int i = 0; i < 8; ++i) r[i] = Load<__m256>(rows[i] + at);
-  for (int i = 0; i < 8; i += 2) {
-    pair[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    pair[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+// [blocks, kLanes] of numbers that stand in rows of kQuadBlocks.
+inline void TransposeFloats(const float (*rows)[kQuadBlocks], float* out) {
+  const uint8_t* from[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) from[lane] = reinterpret_cast<const uint8_t*>(rows[lane]);
+  for (int64_t i = 0; i < kQuadBlocks; i += 4) {
+    Raw quad[4];
+    TransposeQuads(from, i * 4, quad);
+    for (int q = 0; q < 4; ++q) Store(out + (i + q) * kLanes, quad[q]);
   }
-  for (int half = 0; half < 2; ++half) {
-    __m256* from = pair + 4 * half;
-    r[4 * half] = _mm256_shuffle_ps(from[0], from[2], 0x44);
-    r[4 * half + 1] = _mm256_shuffle_ps(from[0], from[2], 0xee);
-    r[4 * half + 2] = _mm256_shuffle_ps(from[1], from[3], 0x44);
-    r[4 * half + 3] = _mm256_shuffle_ps(from[1], from[3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    Store(out + i * 32, _mm256_permute2f128_ps(r[i], r[4 + i], 0x20));
-    Store(out + (4 + i) * 32, _mm256_permute2f128_ps(r[i], r[4 + i], 0x31));
-  }
-#else
-  for (int lane = 0; lane < kLanes; ++lane)
-    for (int q = 0; q < kBlock / 4; ++q) std::memcpy(out + (q * kLanes + lane) * 4, rows[lane] + at + q * 4, 4);
-#endif
 }
 
 // Blocks [b, b + count) of kLanes outputs from n, four inputs of each output beside one another: [quads, kLanes, 4]
-// bytes, and [blocks, kLanes] scales and shifts. Outputs from `end` on are zeros.
+// bytes in the order kQuads, and [blocks, kLanes] scales and shifts. Outputs from `end` on are zeros.
 template <class Q, bool kShift>
 void WriteQuads(const Matrix& w, int64_t n, int64_t end, int64_t b, int64_t count, uint8_t* quads, float* scales,
                 float* shifts) {
-  alignas(64) uint8_t rows[kLanes][kQuadBlocks * kBlock];
+  constexpr int64_t kPiece = kQuadBlocks * Q::kBytes;
+  alignas(64) uint8_t spare[kLanes][kPiece];
+  alignas(64) float scale[kLanes][kQuadBlocks], shift[kLanes][kQuadBlocks];
+  const uint8_t* rows[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
-    TileScales<1, kQuadBlocks> own{};
-    uint8_t* bytes = rows[lane];
-    std::memset(bytes, 0, kQuadBlocks * kBlock);
-    if (n + lane < end) {
-      own.template Read<kShift>(w, n + lane, 1, b, count, Q::kUnit, Q::kOffset);
-      const uint8_t* row = w.values + (n + lane) * w.row_bytes + b * Q::kBytes;
-      int64_t stored = std::min(count * Q::kBytes, w.row_bytes - b * Q::kBytes);
-      if constexpr (Q::kBytes == 16) {
-        for (int64_t i = 0; i < stored; i += 16) UnpackBytes<Q>(row + i, bytes + 2 * i);
-      } else {
-        for (int64_t i = 0; i < stored; ++i) bytes[i] = row[i] ^ (Q::kOffset == 128 ? 0x80 : 0);
-      }
+    bool within = n + lane < end;
+    const uint8_t* row = w.values + (n + lane) * w.row_bytes + b * Q::kBytes;
+    int64_t stored = within ? std::min(kPiece, w.row_bytes - b * Q::kBytes) : 0;
+    rows[lane] = row;
+    if (stored < kPiece) {
+      rows[lane] = spare[lane];
+      std::memset(spare[lane], 0, kPiece);
+      std::memcpy(spare[lane], row, stored);
     }
-    for (int64_t i = 0; i < count; ++i) scales[i * kLanes + lane] = own.scale[i], shifts[i * kLanes + lane] = own.shift[i];
+    // What is written next: the same rows, further on, or the next rows.
+    const uint8_t* next = b + kQuadBlocks < w.blocks ? row + kPiece : row + kQuadOutputs * w.row_bytes - b * Q::kBytes;
+    for (int64_t line = 0; line < kPiece; line += 64) __builtin_prefetch(next + line, 0, 2);
+    for (int64_t i = 0; i < kQuadBlocks; i += kLanes) {
+      BlockScales own = within && i < count ? ScalesOf<kShift>(w, n + lane, b + i, Q::kUnit, Q::kOffset) : BlockScales{};
+      Store(scale[lane] + i, own.scale), Store(shift[lane] + i, own.shift);
+    }
   }
-  for (int64_t i = 0; i < count; ++i) TransposeQuads(rows, i * kBlock, quads + i * kBlock * kLanes);
+  TransposeFloats(scale, scales);
+  if constexpr (kShift) TransposeFloats(shift, shifts);
+  for (int64_t i = 0; i < count; ++i, quads += kBlock * kLanes) {
+    Raw quad[8];
+    for (int64_t part = 0; part < Q::kBytes / 16; ++part) TransposeQuads(rows, i * Q::kBytes + part * 16, quad + 4 * part);
+    for (int q = 0; q < 8; ++q) Store(quads + q * int64_t(sizeof(Raw)), Q::Quad(quad, q));
+  }
 }
 
 // R rows of x times kQuadVectors · kLanes outputs, `count` blocks of both; added to out where `add`.

@@ -19,7 +19,6 @@ struct Product {
   bool SameRows(const Product& other) const { return order == other.order && quantise == other.quantise; }
 };
 
-constexpr int64_t kQuantDotLimit = 5;  // as kDotLimit, of quantised rows
 constexpr int64_t kChunkBytes = 32768;  // of weights, the unit of work with few rows
 
 template <class F, bool kGrouped, bool kShift>
@@ -32,13 +31,13 @@ Product FloatProduct(const Matrix& w, bool few) {
 template <class Q, bool kShift>
 Product QuantProduct(const Matrix& w, bool few) {
   int64_t step = few ? std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, w.row_bytes)) : kQuadOutputs;
-  Order order = few ? Q::kOrder : Order::kNatural;
+  Order order = few ? Q::kOrder : Q::kQuads;
   return {order, true, true, few ? QuantDotChunk<Q, kShift> : QuadChunk<Q, kShift>, step};
 }
 
 // quantise: rows of x may be rounded to int8, which is done for integer weights and e2m1.
 inline Product ProductOf(const Matrix& w, int64_t rows, bool quantise) {
-  bool few = rows <= (quantise ? kQuantDotLimit : kDotLimit);
+  bool few = rows <= (quantise ? 1 : kDotLimit);
   switch (w.stored) {
     case Values::kF32:
       return FloatProduct<F32, false, false>(w, few);

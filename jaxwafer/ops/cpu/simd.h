@@ -12,7 +12,7 @@
 
 namespace {
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define JAXWAFER_LANES 16
 #elif defined(__AVX2__) && defined(__F16C__)
 #define JAXWAFER_LANES 8
@@ -26,6 +26,7 @@ typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+typedef uint8_t UBytes __attribute__((vector_size(kLanes)));
 
 template <class T>
 inline T Load(const void* p) {
@@ -37,6 +38,27 @@ inline T Load(const void* p) {
 template <class T>
 inline void Store(void* p, T value) {
   std::memcpy(p, &value, sizeof value);
+}
+
+// The first `count` elements of a vector, and zeros.
+template <class T>
+inline T LoadUpTo(const void* p, int64_t count) {
+  constexpr int64_t kSize = sizeof(T) / sizeof(T{}[0]);
+  if (count >= kSize) return Load<T>(p);
+#if JAXWAFER_LANES == 16
+  if constexpr (sizeof(T) == 64 && kSize == 16) return (T)_mm512_maskz_loadu_epi32(__mmask16((1u << count) - 1), p);
+  if constexpr (sizeof(T) == 32 && kSize == 16) return (T)_mm256_maskz_loadu_epi16(__mmask16((1u << count) - 1), p);
+  if constexpr (sizeof(T) == 16 && kSize == 16) return (T)_mm_maskz_loadu_epi8(__mmask16((1u << count) - 1), p);
+#endif
+  T value{};
+  std::memcpy(&value, p, count * (sizeof(T) / kSize));
+  return value;
+}
+
+inline Ints Lanes() {
+  Ints lane{};
+  for (int l = 0; l < kLanes; ++l) lane[l] = l;
+  return lane;
 }
 
 inline Floats Splat(float value) { return Floats{} + value; }
@@ -66,32 +88,46 @@ inline float Sum(Floats v) {
 #endif
 }
 
-// Powers of two by their exponents, 255 for NaN.
-inline Floats FromE8m0(const void* p) {
-  typedef uint8_t Exponents __attribute__((vector_size(kLanes)));
-  Words e = __builtin_convertvector(Load<Exponents>(p), Words);
-  Words bits = e << 23 | ((Words)(e == 255) & 0x00400000);
-  return Load<Floats>(&bits);
-}
-
-// Widening and repeating, which GCC does not make of __builtin_convertvector.
+// Widening, repeating and permuting, which GCC does not make of __builtin_convertvector.
 #if JAXWAFER_LANES == 16
 inline Floats FromBytes(const void* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(Load<__m128i>(p))); }
 inline Words FromWords16(Halves h) { return (Words)_mm512_cvtepu16_epi32((__m256i)h); }
 inline Words Repeat(const void* p) { return (Words)_mm512_broadcast_i32x4(Load<__m128i>(p)); }
+inline Words Widened(UBytes e) { return (Words)_mm512_cvtepu8_epi32((__m128i)e); }
+inline Floats Spread(Floats v, Ints index) { return (Floats)_mm512_permutexvar_ps((__m512i)index, (__m512)v); }
 #elif JAXWAFER_LANES == 8
 inline Floats FromBytes(const void* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(Load<int64_t>(p))));
 }
 inline Words FromWords16(Halves h) { return (Words)_mm256_cvtepu16_epi32((__m128i)h); }
 inline Words Repeat(const void* p) { return (Words)_mm256_broadcastsi128_si256(Load<__m128i>(p)); }
+inline Words Widened(UBytes e) {
+  int64_t bytes = Load<int64_t>(&e);
+  return (Words)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes));
+}
+inline Floats Spread(Floats v, Ints index) { return (Floats)_mm256_permutevar8x32_ps((__m256)v, (__m256i)index); }
 #else
 inline Floats FromBytes(const void* p) {
   return __builtin_convertvector(__builtin_convertvector(Load<Bytes>(p), Ints), Floats);
 }
 inline Words FromWords16(Halves h) { return __builtin_convertvector(h, Words); }
 inline Words Repeat(const void* p) { return Load<Words>(p); }
+inline Words Widened(UBytes e) { return __builtin_convertvector(e, Words); }
+inline Floats Spread(Floats v, Ints index) {
+  Floats out;
+  for (int i = 0; i < kLanes; ++i) out[i] = v[index[i]];
+  return out;
+}
 #endif
+
+inline Floats FromUnsigned(UBytes bytes) { return __builtin_convertvector((Ints)Widened(bytes), Floats); }
+
+// Powers of two by their exponents, 255 for NaN.
+inline Floats FromE8m0(UBytes exponents) {
+  Words e = Widened(exponents);
+  Words bits = e << 23 | ((Words)(e == 255) & 0x00400000);
+  return Load<Floats>(&bits);
+}
 
 inline Floats FromBf16(Halves h) {
   Words bits = FromWords16(h) << 16;

@@ -34,122 +34,60 @@ inline int64_t BytesOf(ScaleType type) {
   return type == ScaleType::kF32 ? 4 : type == ScaleType::kE8m0 ? 1 : type == ScaleType::kNone ? 0 : 2;
 }
 
-inline float ScaleAt(ScaleType type, const uint8_t* scales, int64_t i) {
+// `count` numbers of a vector, and zeros.
+inline Floats ScalesFrom(ScaleType type, const uint8_t* scales, int64_t at, int64_t count) {
   switch (type) {
     case ScaleType::kF32:
-      return Load<float>(scales + i * 4);
+      return LoadUpTo<Floats>(scales + at * 4, count);
     case ScaleType::kBf16:
-      return Widen(Load<uint16_t>(scales + i * 2));
-    case ScaleType::kF16: {
-      uint16_t half[kLanes] = {Load<uint16_t>(scales + i * 2)};
-      return FromHalf(Load<Halves>(half))[0];
-    }
-    case ScaleType::kE8m0: {
-      uint32_t bits = scales[i] == 255 ? 0x7fc00000 : uint32_t{scales[i]} << 23;
-      return Load<float>(&bits);
-    }
+      return FromBf16(LoadUpTo<Halves>(scales + at * 2, count));
+    case ScaleType::kF16:
+      return FromHalf(LoadUpTo<Halves>(scales + at * 2, count));
+    case ScaleType::kE8m0:
+      return FromE8m0(LoadUpTo<UBytes>(scales + at, count));
     case ScaleType::kNone:
       break;
   }
-  return 1;
+  return Splat(1);
 }
 
-// float32 of `count` scales from `at` on; up to kLanes − 1 beyond them are written.
-inline void WidenScales(ScaleType type, const uint8_t* scales, int64_t at, int64_t count, float* out) {
-  if (type == ScaleType::kF16 || type == ScaleType::kBf16) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const uint8_t* p = scales + (at + i) * 2;
-      Halves h{};
-      if (count - i >= kLanes) {
-        h = Load<Halves>(p);
-      } else {
-        std::memcpy(&h, p, (count - i) * 2);
-      }
-      Store(out + i, type == ScaleType::kF16 ? FromHalf(h) : FromBf16(h));
-    }
-    return;
-  }
-  if (type == ScaleType::kE8m0) {
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) Store(out + i, FromE8m0(scales + at + i));
-    for (; i < count; ++i) out[i] = ScaleAt(type, scales, at + i);
-    return;
-  }
-  std::memcpy(out, scales + at * 4, count * 4);
-}
-
-// Scales and shifts of a tile of at most kOutputs × kBlocks: those of output i begin at i · pitch. What follows the last
-// of an output is its neighbour's, or anything.
-template <int64_t kOutputs, int64_t kBlocks>
-struct TileScales {
-  int64_t pitch = 0;
-  float scale[kOutputs * kBlocks + kLanes], shift[kOutputs * kBlocks + kLanes];
-
-  // Of blocks [b, b + count) of outputs [n, n + outputs). scale is multiplied by `unit`; `offset` is subtracted from
-  // the stored number besides the matrix's own.
-  template <bool kShift>
-  void Read(const Matrix& w, int64_t n, int64_t outputs, int64_t b, int64_t count, float unit, float offset) {
-    if (w.group_blocks == 1 && count == w.blocks) {
-      pitch = count;
-      return Convert<kShift>(w, n * w.groups, outputs * count, unit, offset, scale, shift);
-    }
-    pitch = kBlocks;
-    for (int64_t i = 0; i < outputs; ++i) {
-      float *scales = scale + i * pitch, *shifts = shift + i * pitch;
-      int64_t row = (n + i) * w.groups;
-      if (w.group_blocks == 1) {
-        Convert<kShift>(w, row + b, count, unit, offset, scales, shifts);
-        continue;
-      }
-      int64_t per = w.group_blocks > 0 ? w.group_blocks : w.blocks;
-      for (int64_t j = 0; j < count;) {
-        float one[kLanes], other[kLanes];
-        int64_t group = (b + j) / per, stop = std::min(count, (group + 1) * per - b);
-        Convert<kShift>(w, row + group, 1, unit, offset, one, other);
-        for (; j < stop; ++j) {
-          scales[j] = one[0];
-          if constexpr (kShift) shifts[j] = other[0];
-        }
-      }
-    }
-  }
-
- private:
-  template <bool kShift>
-  static void Convert(const Matrix& w, int64_t at, int64_t count, float unit, float offset, float* scale,
-                      float* shift) {
-    WidenScales(w.scale_type, w.scale, at, count, scale);
-    if constexpr (kShift) {
-      if (w.minimum) {
-        WidenScales(w.scale_type, w.minimum, at, count, shift);
-        if (offset != 0)
-          for (int64_t i = 0; i < count; ++i) shift[i] -= offset * unit * scale[i];
-      } else if (w.zero) {
-        for (int64_t i = 0; i < count; ++i) shift[i] = -(w.zero[at + i] + offset) * unit * scale[i];
-      } else {
-        for (int64_t i = 0; i < count; ++i) shift[i] = -(w.offset + offset) * unit * scale[i];
-      }
-    }
-    if (unit != 1)
-      for (int64_t i = 0; i < count; ++i) scale[i] *= unit;
-  }
-};
+inline float ScaleAt(ScaleType type, const uint8_t* scales, int64_t i) { return ScalesFrom(type, scales, i, 1)[0]; }
 
 // The first `count` lanes, and zeros.
 inline Floats UpTo(Floats v, int64_t count) {
   if (count >= kLanes) return v;
-  Ints lane{};
-  for (int l = 0; l < kLanes; ++l) lane[l] = l;
-  return lane < int32_t(count) ? v : Floats{};
+  return Lanes() < int32_t(count) ? v : Floats{};
 }
 
-// Σ a · b over `count` elements, a vector at a time; what lies behind a's last is left out.
-inline Floats DotShifts(const float* a, const float* b, int64_t count) {
-  Floats sum{};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) sum += Load<Floats>(a + i) * Load<Floats>(b + i);
-  if (i < count) sum += UpTo(Load<Floats>(a + i), count - i) * Load<Floats>(b + i);
-  return sum;
+struct BlockScales {
+  Floats scale, shift;
+};
+
+// Those of blocks [b, b + kLanes) of output n, zeros behind its last. The scale is multiplied by `unit`; `offset` is
+// subtracted from the stored number besides the matrix's own.
+template <bool kShift>
+inline BlockScales ScalesOf(const Matrix& w, int64_t n, int64_t b, float unit, float offset) {
+  int64_t count = std::min<int64_t>(kLanes, w.blocks - b), at = n * w.groups + b, groups = count;
+  int64_t per = w.group_blocks > 0 ? w.group_blocks : w.blocks;
+  if (per > 1) at = n * w.groups + b / per, groups = (b + count - 1) / per - b / per + 1;
+  BlockScales read{ScalesFrom(w.scale_type, w.scale, at, groups), {}};
+  if constexpr (kShift) {
+    if (w.minimum)
+      read.shift = ScalesFrom(w.scale_type, w.minimum, at, groups) - offset * unit * read.scale;
+    else if (w.zero)
+      read.shift = (FromUnsigned(LoadUpTo<UBytes>(w.zero + at, groups)) + offset) * -unit * read.scale;
+    else
+      read.shift = -(w.offset + offset) * unit * read.scale;
+  }
+  if (unit != 1) read.scale *= unit;
+  if (per > 1) {
+    // Lane / per: the half keeps the product off whole numbers.
+    Floats group = (__builtin_convertvector(Lanes(), Floats) + (float(b % per) + 0.5f)) * (1.0f / float(per));
+    Ints index = __builtin_convertvector(group, Ints);
+    read.scale = UpTo(Spread(read.scale, index), count);
+    if constexpr (kShift) read.shift = UpTo(Spread(read.shift, index), count);
+  }
+  return read;
 }
 
 }  // namespace

@@ -24,13 +24,6 @@ struct Head {
   bool fresh;
 };
 
-inline Floats LoadUpTo(const float* p, int64_t count) {
-  if (count >= kLanes) return Load<Floats>(p);
-  float lanes[kLanes] = {};
-  std::memcpy(lanes, p, count * 4);
-  return Load<Floats>(lanes);
-}
-
 inline void StoreUpTo(float* p, Floats v, int64_t count) {
   if (count >= kLanes) return Store(p, v);
   float lanes[kLanes];
@@ -46,18 +39,18 @@ inline void Columns(const Head& h, int64_t first, float overlap) {
   if (!h.fresh)
     for (int64_t k = 0; k < h.keys; ++k)
       for (int v = 0; v < V; ++v) {
-        Floats s = h.decay[k] * LoadUpTo(h.state + k * h.values + first + v * kLanes, left(v));
+        Floats s = h.decay[k] * LoadUpTo<Floats>(h.state + k * h.values + first + v * kLanes, left(v));
         seen[v] += h.key[k] * s, asked[v] += h.query[k] * s;
       }
   Floats update[V];
   for (int v = 0; v < V; ++v) {
-    update[v] = h.beta * (LoadUpTo(h.value + first + v * kLanes, left(v)) - seen[v]);
+    update[v] = h.beta * (LoadUpTo<Floats>(h.value + first + v * kLanes, left(v)) - seen[v]);
     StoreUpTo(h.out + first + v * kLanes, asked[v] + overlap * update[v], left(v));
   }
   for (int64_t k = 0; k < h.keys; ++k)
     for (int v = 0; v < V; ++v) {
       float* at = h.state + k * h.values + first + v * kLanes;
-      Floats s = h.fresh ? Floats{} : h.decay[k] * LoadUpTo(at, left(v));
+      Floats s = h.fresh ? Floats{} : h.decay[k] * LoadUpTo<Floats>(at, left(v));
       StoreUpTo(at, s + h.key[k] * update[v], left(v));
     }
 }
@@ -99,7 +92,7 @@ ffi::Error DeltaStep(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
       std::fill_n(decay.data(), keys, one[0]);
     } else {
       for (int64_t c = 0; c < keys; c += kLanes)
-        Store(decay.data() + c, Exp(LoadUpTo(g.typed_data() + i * keys + c, keys - c)));
+        Store(decay.data() + c, Exp(LoadUpTo<Floats>(g.typed_data() + i * keys + c, keys - c)));
     }
     float* own = updated->typed_data() + ((at * shape[1] + row) * heads + head) * keys * values;
     Step({q.typed_data() + i * keys, k.typed_data() + i * keys, v.typed_data() + i * values, decay.data(),
