@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "lines.h"
 #include "parallel.h"
 #include "simd.h"
 #include "xla/ffi/api/ffi.h"
@@ -16,8 +17,17 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kTokens = 32;   // most tokens whose scores are held at a time
 constexpr int64_t kRows = 16;     // most queries that share a tile of keys
-constexpr int64_t kSplit = 512;   // tokens of a task of a decode step; does not depend on the batch, so results do not
+constexpr int64_t kSplit = 64;    // tokens of a task of a decode step; does not depend on the batch, so results do not
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+inline int64_t Padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+
+// Tokens of a request, across its blocks: their positions, and their rows among all of a layer's. What lies behind the
+// last has a position that no query sees.
+struct Tokens {
+  int64_t count = 0, row[kTokens];
+  int32_t position[kTokens];
+};
 
 // One cache field: [blocks, block, heads, dim] of a layer in float32, bfloat16 or e4m3 with an exponent a row.
 struct Field {
@@ -25,32 +35,29 @@ struct Field {
   const int8_t* exponent;
   int64_t blocks, block, heads, dim, width;  // width: bytes of a number
 
-  int64_t row(int64_t at, int64_t offset, int64_t head) const { return (at * block + offset) * heads + head; }
+  const uint8_t* at(int64_t row, int64_t head) const { return values + (row * heads + head) * dim * width; }
+
+  // Asks for the cache lines of a head's rows: they lie apart, where the hardware looks for no more.
+  void Ask(const Tokens& tokens, int64_t head) const {
+    for (int64_t s = 0; s < tokens.count; ++s)
+      for (int64_t line = 0; line < dim * width; line += 64) __builtin_prefetch(at(tokens.row[s], head) + line, 0, 2);
+  }
 };
 
-// Up to kTokens rows as float32, padded to whole vectors with zeros, and what each is still to be multiplied by.
+// Rows as float32, padded to whole vectors with zeros, and what each is still to be multiplied by.
 struct Tile {
-  std::vector<float> buffer;
-  float factor[kTokens];
-  const float* rows;
+  Lines<float> rows;
+  alignas(64) float factor[kTokens] = {};
   int64_t stride;
 
-  void Read(const Field& f, int64_t at, int64_t offset, int64_t head, int64_t count, int64_t dim, int64_t padded) {
-    int64_t first = f.row(at, offset, head);
-    for (int64_t s = 0; s < count; ++s) {
-      factor[s] = 1;
-      if (!f.exponent) continue;
-      int32_t bits = (f.exponent[first + s * f.heads] + 127) << 23;
-      factor[s] = Load<float>(&bits) * kFp8Unit;
-    }
-    if (f.width == 4 && dim % kLanes == 0) {
-      rows = reinterpret_cast<const float*>(f.values) + first * f.dim, stride = f.heads * f.dim;
-      return;
-    }
-    buffer.resize(kTokens * padded), rows = buffer.data(), stride = padded;
-    for (int64_t s = 0; s < count; ++s) {
-      const uint8_t* from = f.values + (first + s * f.heads) * f.dim * f.width;
-      float* to = buffer.data() + s * padded;
+  explicit Tile(int64_t dim) : stride(Padded(dim)) { rows.resize(kTokens * stride); }
+
+  void Read(const Field& f, const Tokens& tokens, int64_t head, int64_t dim) {
+    for (int64_t s = 0; s < tokens.count; ++s) {
+      int32_t bits = f.exponent ? (f.exponent[tokens.row[s] * f.heads + head] + 127) << 23 : 0;
+      factor[s] = f.exponent ? Load<float>(&bits) * kFp8Unit : 1.0f;
+      const uint8_t* from = f.at(tokens.row[s], head);
+      float* to = rows.data() + s * stride;
       int64_t d = 0;
       for (; d + kLanes <= dim; d += kLanes) Store(to + d, Widened(from + d * f.width, f.width));
       if (d == dim) continue;
@@ -83,12 +90,26 @@ struct Problem {
   int64_t place(int64_t b, int64_t h, int64_t row) const {
     return ((b * tokens + row / group) * heads + h) * group + row % group;
   }
+
+  // The tokens of request b from `token`, which moves on, up to `to`. Latent rows may be in another core's blocks, and
+  // are left out; other fields read some block, as XLA clamps an index.
+  Tokens Take(int64_t b, int64_t& token, int64_t to) const {
+    Tokens taken;
+    for (; token < to && taken.count < kTokens; ++token) {
+      int64_t at = int64_t{table[b * columns + token / keys.block]} - first;
+      if (shared && (at < 0 || at >= keys.blocks)) continue;
+      taken.row[taken.count] = std::clamp<int64_t>(at, 0, keys.blocks - 1) * keys.block + token % keys.block;
+      taken.position[taken.count++] = int32_t(token);
+    }
+    std::fill(taken.position + taken.count, taken.position + kTokens, std::numeric_limits<int32_t>::max());
+    return taken;
+  }
 };
 
 // The online softmax of up to kRows queries: highest score, Σ exp(score − highest), and the values so weighted.
 struct Partial {
   float highest[kRows], total[kRows];
-  std::vector<float> mixed;  // [kRows, value_padded]
+  float* mixed;  // [kRows, value_padded]
 };
 
 template <int R, int S>
@@ -102,15 +123,20 @@ inline void Scores(const float* q, int64_t q_stride, const float* k, int64_t k_s
       for (int r = 0; r < R; ++r) sum[r][s] += query[r] * key;
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int s = 0; s < S; ++s) out[r * kTokens + s] = Sum(sum[r][s]);
+  for (int r = 0; r < R; ++r) {
+    if constexpr (S == 4) {
+      SumEach(sum[r], out + r * kTokens);
+    } else {
+      for (int s = 0; s < S; ++s) out[r * kTokens + s] = Sum(sum[r][s]);
+    }
+  }
 }
 
 template <int R>
 inline void ScoreRows(const float* q, int64_t padded, const Tile& keys, int64_t count, float* out) {
   int64_t s = 0;
-  for (; s + 4 <= count; s += 4) Scores<R, 4>(q, padded, keys.rows + s * keys.stride, keys.stride, padded, out + s);
-  for (; s < count; ++s) Scores<R, 1>(q, padded, keys.rows + s * keys.stride, keys.stride, padded, out + s);
+  for (; s + 4 <= count; s += 4) Scores<R, 4>(q, padded, keys.rows.data() + s * keys.stride, keys.stride, padded, out + s);
+  for (; s < count; ++s) Scores<R, 1>(q, padded, keys.rows.data() + s * keys.stride, keys.stride, padded, out + s);
 }
 
 // mixed ← keep · mixed + Σ weight · value, of R rows and V vectors.
@@ -122,7 +148,7 @@ inline void Mix(const float* weight, const float* keep, const Tile& values, int6
     for (int v = 0; v < V; ++v) sum[r][v] = Load<Floats>(mixed + r * padded + d + v * kLanes) * keep[r];
   for (int64_t s = 0; s < count; ++s) {
     Floats value[V];
-    for (int v = 0; v < V; ++v) value[v] = Load<Floats>(values.rows + s * values.stride + d + v * kLanes);
+    for (int v = 0; v < V; ++v) value[v] = Load<Floats>(values.rows.data() + s * values.stride + d + v * kLanes);
     for (int r = 0; r < R; ++r)
       for (int v = 0; v < V; ++v) sum[r][v] += weight[r * kTokens + s] * value[v];
   }
@@ -138,59 +164,59 @@ inline void MixRows(const float* weight, const float* keep, const Tile& values, 
   for (; d < padded; d += kLanes) Mix<R, 1>(weight, keep, values, d, count, mixed, padded);
 }
 
-inline int64_t Padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
-
 // The softmax of rows [begin, begin + count) of request b and head h over its tokens from `from` to `to`.
 inline void Attend(const Problem& p, int64_t b, int64_t h, int64_t begin, int64_t count, int64_t from, int64_t to,
                    Partial& part) {
   int64_t padded = Padded(p.dim), value_padded = Padded(p.value_dim);
-  std::vector<float> q(count * padded);
-  int64_t first_seen[kRows], last_seen[kRows];
+  Lines<float> q;
+  q.resize(count * padded);
+  int32_t first_seen[kRows], last_seen[kRows];
   for (int64_t r = 0; r < count; ++r) {
     int64_t at = p.place(b, h, begin + r) * p.dim, token = (begin + r) / p.group;
+    float* query = q.data() + r * padded;
+    std::fill(query + p.dim, query + padded, 0.0f);
     for (int64_t d = 0; d < p.dim; ++d)
-      q[r * padded + d] = p.scale * (p.q_is_bf16 ? Widen(static_cast<const uint16_t*>(p.q)[at + d])
-                                                 : static_cast<const float*>(p.q)[at + d]);
-    last_seen[r] = token < p.count[b] ? p.start[b] + token : -1;
-    first_seen[r] = p.window ? std::max<int64_t>(0, last_seen[r] - p.window + 1) : 0;
+      query[d] = p.scale * (p.q_is_bf16 ? Widen(static_cast<const uint16_t*>(p.q)[at + d])
+                                    : static_cast<const float*>(p.q)[at + d]);
+    last_seen[r] = token < p.count[b] ? int32_t(p.start[b] + token) : -1;
+    first_seen[r] = p.window ? std::max<int32_t>(0, last_seen[r] - int32_t(p.window) + 1) : 0;
     part.highest[r] = kLowest, part.total[r] = 0;
   }
-  part.mixed.assign(count * value_padded, 0.0f);
-  to = std::min(to, *std::max_element(last_seen, last_seen + count) + 1);
-  from = std::max(from, *std::min_element(first_seen, first_seen + count));
-  Tile keys, values;
-  float score[kRows * kTokens], keep[kRows];
-  for (int64_t token = from; token < to;) {
-    int64_t offset = token % p.keys.block, length = std::min({kTokens, p.keys.block - offset, to - token});
-    int64_t at = int64_t{p.table[b * p.columns + token / p.keys.block]} - p.first, position = token;
-    token += length;
-    if (p.shared && (at < 0 || at >= p.keys.blocks)) continue;
-    at = std::clamp<int64_t>(at, 0, p.keys.blocks - 1);
-    keys.Read(p.keys, at, offset, h, length, p.dim, padded);
+  std::fill_n(part.mixed, count * value_padded, 0.0f);
+  to = std::min<int64_t>(to, *std::max_element(last_seen, last_seen + count) + 1);
+  from = std::max<int64_t>(from, *std::min_element(first_seen, first_seen + count));
+  Tile tile(p.dim);  // of keys, and then of values
+  alignas(64) float score[kRows * kTokens], keep[kRows];
+  Tokens tokens = p.Take(b, from, to), next;
+  for (; tokens.count; tokens = next) {
+    next = p.Take(b, from, to);
+    p.keys.Ask(next, h);
+    if (!p.shared) p.values.Ask(next, h);
+    tile.Read(p.keys, tokens, h, p.dim);
     for (int64_t r = 0; r < count; r += 3) {
       float* to_scores = score + r * kTokens;
       const float* queries = q.data() + r * padded;
       if (count - r >= 3)
-        ScoreRows<3>(queries, padded, keys, length, to_scores);
+        ScoreRows<3>(queries, padded, tile, tokens.count, to_scores);
       else if (count - r == 2)
-        ScoreRows<2>(queries, padded, keys, length, to_scores);
+        ScoreRows<2>(queries, padded, tile, tokens.count, to_scores);
       else
-        ScoreRows<1>(queries, padded, keys, length, to_scores);
+        ScoreRows<1>(queries, padded, tile, tokens.count, to_scores);
     }
-    if (!p.shared) values.Read(p.values, at, offset, h, length, p.value_dim, value_padded);
-    const Tile& mixing = p.shared ? keys : values;
     for (int64_t r = 0; r < count; ++r) {
       float* own = score + r * kTokens;
-      int64_t low = std::clamp<int64_t>(first_seen[r] - position, 0, length);
-      int64_t high = std::clamp<int64_t>(last_seen[r] + 1 - position, low, length);
-      float top = part.highest[r];
-      for (int64_t s = low; s < high; ++s) own[s] *= keys.factor[s], top = own[s] > top ? own[s] : top;
+      Floats most = Splat(part.highest[r]), sum{};
+      for (int64_t s = 0; s < kTokens; s += kLanes) {
+        Ints position = Load<Ints>(tokens.position + s);
+        Floats value = Load<Floats>(own + s) * Load<Floats>(tile.factor + s);
+        value = (position >= first_seen[r]) & (position <= last_seen[r]) ? value : Splat(kLowest);
+        Store(own + s, value);
+        most = Max(value, most);
+      }
+      float top = Most(most);
       // While a row has seen nothing its maximum is −inf, and −inf − −inf is not a number.
       float base = std::isinf(top) ? 0 : top;
-      std::fill(own, own + low, kLowest);
-      std::fill(own + high, own + kTokens, kLowest);
       keep[r] = part.highest[r] == kLowest ? 0.0f : std::exp(part.highest[r] - base);
-      Floats sum{};
       for (int64_t s = 0; s < kTokens; s += kLanes) {
         Floats weight = Exp(Load<Floats>(own + s) - base);
         sum += weight;
@@ -198,37 +224,40 @@ inline void Attend(const Problem& p, int64_t b, int64_t h, int64_t begin, int64_
       }
       part.total[r] = keep[r] * part.total[r] + Sum(sum);
       part.highest[r] = top;
-      for (int64_t s = low; s < high; ++s) own[s] *= mixing.factor[s];
     }
+    if (!p.shared) tile.Read(p.values, tokens, h, p.value_dim);
+    if (p.keys.exponent)
+      for (int64_t s = 0; s < count * kTokens; s += kLanes)
+        Store(score + s, Load<Floats>(score + s) * Load<Floats>(tile.factor + s % kTokens));
     for (int64_t r = 0; r < count; r += 3) {
-      float* mixed = part.mixed.data() + r * value_padded;
+      float* mixed = part.mixed + r * value_padded;
       if (count - r >= 3)
-        MixRows<3>(score + r * kTokens, keep + r, mixing, length, mixed, value_padded);
+        MixRows<3>(score + r * kTokens, keep + r, tile, tokens.count, mixed, value_padded);
       else if (count - r == 2)
-        MixRows<2>(score + r * kTokens, keep + r, mixing, length, mixed, value_padded);
+        MixRows<2>(score + r * kTokens, keep + r, tile, tokens.count, mixed, value_padded);
       else
-        MixRows<1>(score + r * kTokens, keep + r, mixing, length, mixed, value_padded);
+        MixRows<1>(score + r * kTokens, keep + r, tile, tokens.count, mixed, value_padded);
     }
   }
 }
 
-// Joins the parts of `count` rows from `begin` and writes their results.
+// Joins the parts of `count` rows from `begin`, of which every `stride`-th is theirs, and writes their results.
 inline void Finish(const Problem& p, int64_t b, int64_t h, int64_t begin, int64_t count, const Partial* parts,
-                   int64_t splits) {
+                   int64_t splits, int64_t stride) {
   int64_t value_padded = Padded(p.value_dim);
   for (int64_t r = 0; r < count; ++r) {
     int64_t place = p.place(b, h, begin + r);
     float top = kLowest, total = 0;
-    for (int64_t i = 0; i < splits; ++i) top = std::max(top, parts[i].highest[r]);
+    for (int64_t i = 0; i < splits; ++i) top = std::max(top, parts[i * stride].highest[r]);
     float sink = p.sinks && top != kLowest ? p.sinks[h * p.group + (begin + r) % p.group] : kLowest;
     float base = std::max(top, sink);
     float* out = p.out + place * p.value_dim;
     std::fill(out, out + p.value_dim, 0.0f);
     for (int64_t i = 0; i < splits; ++i) {
-      if (parts[i].highest[r] == kLowest && !(parts[i].total[r] != 0)) continue;
-      float weight = splits == 1 && sink == kLowest ? 1.0f : std::exp(parts[i].highest[r] - base);
-      total += weight * parts[i].total[r];
-      const float* mixed = parts[i].mixed.data() + r * value_padded;
+      if (parts[i * stride].highest[r] == kLowest && !(parts[i * stride].total[r] != 0)) continue;
+      float weight = splits == 1 && sink == kLowest ? 1.0f : std::exp(parts[i * stride].highest[r] - base);
+      total += weight * parts[i * stride].total[r];
+      const float* mixed = parts[i * stride].mixed + r * value_padded;
       for (int64_t d = 0; d < p.value_dim; ++d) out[d] += weight * mixed[d];
     }
     if (p.highest) {
@@ -243,36 +272,50 @@ inline void Finish(const Problem& p, int64_t b, int64_t h, int64_t begin, int64_
 
 template <class Pool>
 void Run(Pool& pool, const Problem& p) {
-  struct Task {
-    int64_t b, h, row, from, to;
+  // A decode step goes through a request's tokens in splits, all heads of a split one after another: their rows lie
+  // beside one another. A chunk of a prompt has work enough in each head and tile of rows.
+  struct Group {
+    int64_t b, row, live, splits, first;  // first: of its parts, [splits, heads]
   };
-  std::vector<Task> tasks, groups;  // a group: the tasks from `from` on, up to `to`
+  std::vector<Group> groups;
+  int64_t count = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
-    int64_t live = std::min(p.live(b), p.columns * p.keys.block), split = p.tokens == 1 ? kSplit : std::max<int64_t>(live, 1);
-    for (int64_t h = 0; h < p.heads; ++h)
-      for (int64_t row = 0; row < p.rows(); row += kRows) {
-        groups.push_back({b, h, row, int64_t(tasks.size()), 0});
-        for (int64_t from = 0; from < std::max<int64_t>(live, 1); from += split)
-          tasks.push_back({b, h, row, from, std::min(from + split, live)});
-        groups.back().to = int64_t(tasks.size());
-      }
+    int64_t live = std::min(p.live(b), p.columns * p.keys.block);
+    int64_t splits = p.tokens == 1 ? std::max<int64_t>(1, (live + kSplit - 1) / kSplit) : 1;
+    for (int64_t row = 0; row < p.rows(); row += kRows) {
+      groups.push_back({b, row, live, splits, count});
+      count += splits * p.heads;
+    }
   }
-  auto rows = [&](int64_t row) { return std::min(kRows, p.rows() - row); };
-  if (tasks.size() == groups.size()) {
-    Parallel(pool, int64_t(tasks.size()), [&](int64_t i) {
-      auto [b, h, row, from, to] = tasks[i];
-      Partial part;
-      Attend(p, b, h, row, rows(row), from, to, part);
-      Finish(p, b, h, row, rows(row), &part, 1);
-    });
-    return;
-  }
-  std::vector<Partial> parts(tasks.size());
+  int64_t size = std::min(kRows, p.rows()) * Padded(p.value_dim);
+  Lines<float> mixed;
+  mixed.resize(count * size);
+  std::vector<Partial> parts(count);
+  for (int64_t i = 0; i < count; ++i) parts[i].mixed = mixed.data() + i * size;
+  auto rows = [&](const Group& g) { return std::min(kRows, p.rows() - g.row); };
+  struct Task {
+    const Group* group;
+    int64_t split, head, heads;
+  };
+  std::vector<Task> tasks;
+  for (const Group& g : groups)
+    for (int64_t split = 0; split < g.splits; ++split) {
+      int64_t heads = p.tokens == 1 ? p.heads : 1;
+      for (int64_t head = 0; head < p.heads; head += heads) tasks.push_back({&g, split, head, heads});
+    }
   Parallel(pool, int64_t(tasks.size()), [&](int64_t i) {
-    auto [b, h, row, from, to] = tasks[i];
-    Attend(p, b, h, row, rows(row), from, to, parts[i]);
+    auto [g, split, head, heads] = tasks[i];
+    int64_t from = split * kSplit, to = g->splits == 1 ? g->live : std::min(from + kSplit, g->live);
+    for (int64_t h = head; h < head + heads; ++h) {
+      Partial& part = parts[g->first + split * p.heads + h];
+      Attend(p, g->b, h, g->row, rows(*g), from, to, part);
+      if (g->splits == 1) Finish(p, g->b, h, g->row, rows(*g), &part, 1, 1);
+    }
   });
-  for (auto [b, h, row, from, to] : groups) Finish(p, b, h, row, rows(row), parts.data() + from, to - from);
+  for (const Group& g : groups)
+    if (g.splits > 1)
+      for (int64_t h = 0; h < p.heads; ++h)
+        Finish(p, g.b, h, g.row, rows(g), parts.data() + g.first + h, g.splits, p.heads);
 }
 
 ffi::ErrorOr<Field> ReadField(ffi::RemainingArgs args, size_t& at, bool scaled, int64_t layer) {

@@ -122,6 +122,33 @@ inline Floats Spread(Floats v, Ints index) {
 
 inline Floats FromUnsigned(UBytes bytes) { return __builtin_convertvector((Ints)Widened(bytes), Floats); }
 
+// The highest lane; numbers that are none count as what they are compared with.
+inline float Most(Floats v) {
+#if JAXWAFER_LANES == 16
+  return _mm512_reduce_max_ps((__m512)v);
+#endif
+  float most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+// The sums of four vectors.
+inline void SumEach(const Floats* v, float* out) {
+#if JAXWAFER_LANES == 16
+  // Each step adds the halves of two vectors into the halves of one.
+  auto halves = [](Floats a, Floats b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4((__m512)a, (__m512)b, 0x44), _mm512_shuffle_f32x4((__m512)a, (__m512)b, 0xee));
+  };
+  __m512 low = halves(v[0], v[1]), high = halves(v[2], v[3]);
+  __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+  all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+  all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+  Store(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all)));
+#else
+  for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
+#endif
+}
+
 // Powers of two by their exponents, 255 for NaN.
 inline Floats FromE8m0(UBytes exponents) {
   Words e = Widened(exponents);
