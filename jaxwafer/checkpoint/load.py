@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
+from jaxwafer.checkpoint.huge_pages import copied, zeros
 from jaxwafer.checkpoint.quantization import Quantization
 from jaxwafer.checkpoint.source import Checkpoint
 from jaxwafer.errors import UserError
@@ -98,7 +99,7 @@ def _global_pieces(checkpoint, placement, mesh, storage, stack):
         rows = (i[own] for i, own in zip(storage.index[:1], index, strict=False))
         piece = _placed(tensor, storage, (*rows, *storage.index[1:]))
         for part in storage.names:
-            yield part, device, np.ascontiguousarray(getattr(piece, part))
+            yield part, device, copied(getattr(piece, part))
 
 
 def _stack_pieces(checkpoint, placement, mesh, storage, stack):
@@ -110,7 +111,7 @@ def _stack_pieces(checkpoint, placement, mesh, storage, stack):
         if not own:
             continue
         host = {
-            n: np.zeros((1, stack.depth, *getattr(storage, n).shape), getattr(storage, n).dtype) for n in storage.names
+            n: zeros((1, stack.depth, *getattr(storage, n).shape), getattr(storage, n).dtype) for n in storage.names
         }
         for position, layer in enumerate(stack.layers[wafer]):
             tensor = stored_tensor(checkpoint, storage, layer)
@@ -121,7 +122,8 @@ def _stack_pieces(checkpoint, placement, mesh, storage, stack):
             shape = tree.part_shape(placement, stack, part)
             indices = NamedSharding(mesh, tree.part_spec(stack, part)).devices_indices_map(shape)
             for device in own:
-                yield name, device, np.ascontiguousarray(host[name][(slice(None), *indices[device][1:])])
+                shard = host[name][(slice(None), *indices[device][1:])]
+                yield name, device, shard if shard.flags.c_contiguous else copied(shard)
 
 
 def stored_tensor(checkpoint: Checkpoint, storage: Storage, layer: int) -> QuantizedArray:
