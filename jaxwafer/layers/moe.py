@@ -113,7 +113,7 @@ def mixture(kind: MoE, weights: dict, layer: jax.Array, x: jax.Array, chosen: ja
     rows = einops.repeat(x, "b t d -> (b t k) d", k=kind.router.chosen)
 
     def project(rows: jax.Array, name: str) -> jax.Array:
-        out = ops.expert_matmul(rows, weights[name], layer, experts)
+        out = ops.expert_matmul(rows, weights[name], layer, experts, of=kind.experts)
         return out + weights[f"{name}_bias"][layer, experts] if kind.expert_bias else out
 
     joined = activate(kind.activation, project(rows, "gate"), project(rows, "up")).astype(x.dtype)

@@ -46,11 +46,13 @@ class Operations:
         backend = matmul.choose(x.dtype, [w.format for w in weights], self.platform)
         return {"backend": backend, "quantise": self.int8_activations}
 
-    def expert_matmul(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int,
-                      experts: jax.Array) -> jax.Array:  # fmt: skip
-        """x [R, K] @ weight[layer, experts[r]] [N, K]ᵀ → float32 [R, N], zero for experts outside the weight's."""
+    def expert_matmul(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int, experts: jax.Array, *,
+                      of: int) -> jax.Array:  # fmt: skip
+        """x [R, K] @ weight[layer, experts[r]] [N, K]ᵀ → float32 [R, N], zero for experts outside the weight's, which
+        are some of `of`."""
         backend = expert_matmul.choose(x.dtype, weight.format, self.platform)
-        return expert_matmul.expert_matmul(x, weight, layer, experts, backend=backend, quantise=self.int8_activations)
+        options = {"backend": backend, "quantise": self.int8_activations}
+        return expert_matmul.expert_matmul(x, weight, layer, experts, of=of, **options)
 
     def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                         window: int | None = None, sinks: jax.Array | None = None) -> jax.Array:  # fmt: skip

@@ -23,6 +23,8 @@ from jaxwafer.pipeline.prefill import Chunks, prefill
 from jaxwafer.pipeline.stream import HOST
 from jaxwafer.pipeline.tick import Pipeline
 
+# A TPU's XLA would bring whole stacks of weights into fast memory ahead of branches that read one layer of them.
+TPU_OPTIONS = {"xla_vf_vmem_max_outstanding_prefetches": "0"}
 WAFER, EVERYWHERE = PartitionSpec("wafer"), PartitionSpec()
 
 
@@ -64,7 +66,7 @@ class Programs:
         self.compiles, self.seconds, self.temp_bytes = 0, 0.0, 0
         self._compiled: dict[tuple, object] = {}
         self.period = max(sizes.micro_batches, pipeline.schedule.rounds)
-        self.abstract_weights = tree.abstract(pipeline.placement)
+        self.abstract_weights = tree.abstract(pipeline.placement, pipeline.ops.platform)
         self._weight_specs = tree.specs(pipeline.placement)
         self.abstract_cache = cache.abstract()
         self._cache_specs = cache.specs()
@@ -183,7 +185,10 @@ class Programs:
         return Program(body=body, rest=rest, results=[EVERYWHERE])
 
     def _compile(self, program: Program):
-        return self._jit(program, self.weight_formats, self.cache_formats).lower(*self._shapes(program)).compile()
+        options = TPU_OPTIONS if self.pipeline.ops.platform == "tpu" else None
+        return (
+            self._jit(program, self.weight_formats, self.cache_formats).lower(*self._shapes(program)).compile(options)
+        )
 
     def export(self, program: Program, platform: str, unchecked: Sequence[str]) -> jax.export.Exported:
         """A program lowered for a platform as `jax.export` names it, "cuda" or "cpu"; layouts are the platform's own.
