@@ -13,18 +13,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxwafer.ops.matmul.tpu import OUTPUTS, PLATFORMS, ROWS, SLICE, arrays, cost, product, split
+from jaxwafer.ops.matmul.tpu import OUTPUTS, ROWS, arrays, cost, objection_to, product, split
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
 
 def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None."""
-    if platform not in PLATFORMS:
-        return f"not made for {platform}"
-    if form.dtype == "float16" or (form.group and SLICE % form.group):
-        return f"no TPU kernel for {form.name} weights"
-    return None
+    return objection_to(form, platform)
 
 
 def description(form: Format, quantise: bool) -> str:

@@ -26,7 +26,14 @@ def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None. What is not quantised XLA multiplies as well."""
     if platform not in PLATFORMS:
         return f"not made for {platform}"
-    if form.scale is None or (form.group and SLICE % form.group):
+    return f"no TPU kernel for {form.name} weights" if form.scale is None else objection_to(form, platform)
+
+
+def objection_to(form: Format, platform: str) -> str | None:
+    """Why weights of this format cannot be widened by what is here, or None."""
+    if platform not in PLATFORMS:
+        return f"not made for {platform}"
+    if form.dtype == "float16" or (form.group and SLICE % form.group):
         return f"no TPU kernel for {form.name} weights"
     return None
 
@@ -116,11 +123,24 @@ def product(form: Format, x: list[jax.Array], values: jax.Array, scales: dict[st
         for half, rows in enumerate(x):
             rows = rows[:, start:stop]
             wide = _widen(form, part, half, here, spread).astype(rows.dtype)
-            total += _dot(rows, wide, (1, 1))
+            total += dot(rows, wide, (1, 1))
             if form.minimum:
-                sums = _dot(rows.astype(jnp.float32), spread, (1, 1))
-                total += _dot(sums, wide_scale(here["minimum"], form), (1, 0))
+                sums = dot(rows.astype(jnp.float32), spread, (1, 1))
+                total += dot(sums, wide_scale(here["minimum"], form), (1, 0))
     return total * wide_scale(scales["scale"], form) if form.scale and not form.group else total
+
+
+def widened(form: Format, values: jax.Array, scales: dict[str, jax.Array]) -> list[jax.Array]:
+    """A block of a weight [N, K] as float32, or its even and its odd columns where two are in a byte, without the scale
+    where that is a whole output's. scales: as for `product`."""
+    halves, columns = 2 if form.packed else 1, values.shape[1]
+    group = form.group // halves if form.group else None
+    spread = _spread(columns // group, columns, group) if group else None
+    found = [_widen(form, values, half, scales, spread) for half in range(halves)]
+    if form.minimum:
+        low = dot(wide_scale(scales["minimum"], form), spread, (0, 0))
+        found = [wide + low for wide in found]
+    return found
 
 
 def _widen(form: Format, part: jax.Array, half: int, scales: dict[str, jax.Array], spread) -> jax.Array:
@@ -134,9 +154,9 @@ def _widen(form: Format, part: jax.Array, half: int, scales: dict[str, jax.Array
     if spread is None:
         return wide
     if form.zero:
-        wide = wide - _dot(scales["zero"].astype(jnp.int32).astype(jnp.float32), spread, (0, 0))
+        wide = wide - dot(scales["zero"].astype(jnp.int32).astype(jnp.float32), spread, (0, 0))
     scale = wide_scale(scales["scale"], form)
-    return wide * _dot(scale, spread, (0, 0))
+    return wide * dot(scale, spread, (0, 0))
 
 
 def _spread(groups: int, columns: int, group: int) -> jax.Array:
@@ -146,7 +166,7 @@ def _spread(groups: int, columns: int, group: int) -> jax.Array:
     return (column // group == number).astype(jnp.float32)
 
 
-def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+def dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
     precision = "highest" if a.dtype == jnp.float32 else None
     dims = (((axes[0],), (axes[1],)), ((), ()))
     return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
