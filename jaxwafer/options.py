@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxwafer.cache.kv import CacheShape, KVFormat, even_blocks
 from jaxwafer.errors import UserError
@@ -62,13 +62,13 @@ class Options:
         return self.dtype
 
 
-def prepare(spec: ModelSpec, formats: Formats, mesh: Mesh, options: Options, *, partition: Partition | None = None,
-            eos: int = 1) -> Programs:  # fmt: skip
+def prepare(spec: ModelSpec, formats: Formats, mesh: Mesh | AbstractMesh, options: Options, *,
+            partition: Partition | None = None, eos: int = 1) -> Programs:  # fmt: skip
     """The programs of a model on a mesh, none of them compiled yet. eos: number of end-of-sequence ids.
 
     Sizes that cannot work are UserErrors. The mesh may be of devices that are only described.
     """
-    wafers, cores = mesh.devices.shape
+    wafers, cores = mesh.axis_sizes
     partition = partition or uniform(len(spec.layers), wafers)
     if partition.wafers != wafers:
         raise UserError(f"the partition is for {partition.wafers} wafers, but the mesh {wafers}x{cores} has {wafers}")
@@ -77,7 +77,7 @@ def prepare(spec: ModelSpec, formats: Formats, mesh: Mesh, options: Options, *, 
         raise UserError(
             f"max-context {options.max_context} is more than the {spec.max_context} positions the model has"
         )
-    platform = mesh.devices.flat[0].platform
+    platform = mesh.abstract_mesh.abstract_device.platform
     rounds = placement.schedule.rounds
     micro_batches = options.micro_batches or rounds
     table = -(-options.max_context // options.block)

@@ -16,7 +16,7 @@ from jaxwafer.partition.placement import Formats, Placement, Stack, hub_name
 from jaxwafer.quant.array import QuantizedArray, assemble
 from jaxwafer.quant.convert import convert
 from jaxwafer.quant.formats import FORMATS, Format, choose
-from jaxwafer.quant.storage import Storage
+from jaxwafer.quant.storage import Storage, held_as
 
 
 def formats_for(checkpoint: Checkpoint, policy: str) -> Formats:
@@ -69,6 +69,7 @@ def load_weights(checkpoint: Checkpoint, placement: Placement, mesh: Mesh, forma
         shards: dict[str, list[jax.Array]] = {}
         for name, device, shard in pieces(checkpoint, placement, mesh, storage, stack):
             place = SingleDeviceSharding(device, memory_kind=kind)
+            shard = shard.view(held_as(name, shard.dtype, device.platform))
             shards.setdefault(name, []).append(jax.device_put(shard, place))
         progress(sum(shard.nbytes for on in shards.values() for shard in on))
         arrays = {}

@@ -1,15 +1,15 @@
-"""`jaxwafer compile`: the real programs compiled for a TPU that need not be here, and what XLA says of them."""
+"""`jaxwafer compile`: the real programs compiled for a TPU that need not be here, or lowered for GPUs or CPUs, and what
+is then known of them."""
 
-import math
 import time
 from dataclasses import asdict, dataclass, replace
 
 import jax
-import numpy as np
 import tyro
 from rich.table import Table
 
 from jaxwafer.checkpoint.open import open_config, open_formats
+from jaxwafer.cli.lower import lower_report, lower_table
 from jaxwafer.cli.run import (
     NOTES,
     ModelFlags,
@@ -27,24 +27,24 @@ from jaxwafer.options import prepare
 from jaxwafer.partition.file import read_partition
 from jaxwafer.pipeline.programs import Programs
 from jaxwafer.roofline.compiled import Compiled, read
-from jaxwafer.roofline.counters import Counts, decode_traffic
+from jaxwafer.roofline.round import counted_bytes, planned_bytes
 from jaxwafer.roofline.table import amount
-from jaxwafer.topology import Target, tpu_target
+from jaxwafer.topology import PLATFORMS, Target, abstract_mesh, check_target, tpu_target
 
 
 @dataclass
 class Compile(ModelFlags):
-    """Compile decoding and prefill for a TPU topology, from a config alone, and print memory, bytes and copies."""
+    """Compile decoding and prefill for a TPU topology, or lower them for GPUs or CPUs, from a config alone."""
 
     model: tyro.conf.Positional[str]
     """a name from checkpoints/, a Hugging Face folder, a config.json or a GGUF file"""
     target: str
-    """a TPU topology, such as v5e:4x4, v5p:2x2x4, v6e:4x4 or tpu7x:4x4x4"""
+    """a TPU topology, such as v5e:4x4, v6e:4x4 or tpu7x:4x4x4, to compile for; or cuda or cpu, to lower for"""
     micro_batch: int = 1
     """requests that travel together"""
     micro_batches: OptionalInt = None
     """micro-batches in flight (default: one a wafer)"""
-    partition: OptionalPath = None
+    plan: OptionalPath = None
     """compile the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
     json: OptionalPath = None
     """write the report to this file"""
@@ -53,22 +53,30 @@ class Compile(ModelFlags):
         check_writable(self.json)
         options = self.options(micro_batch=self.micro_batch, micro_batches=self.micro_batches)
         partition = None
-        if self.partition:
-            partition, cores = read_partition(self.partition)
+        if self.plan:
+            partition, cores = read_partition(self.plan)
             if self.mesh is None:
                 options = replace(options, mesh=f"{partition.wafers}x{cores}")
+        shape = parse_mesh(options.mesh)
+        check_target(self.target, shape)
         spec = spec_from_config(open_config(self.model))
-        target = tpu_target(self.target, parse_mesh(options.mesh))
-        use_compilation_cache()
         formats = open_formats(self.model, spec.native, options.weights)
-        programs = prepare(spec, formats, target.mesh, options, partition=partition)
-        report = compile_report(programs, target, options.max_context)
-        report = {"model": self.model, "target": self.target, "mesh": options.mesh, "weights": options.weights,
-                  "kv_cache": options.kv_cache, **report}  # fmt: skip
-        print_table(compile_table(report, target))
+        head = {"model": self.model, "target": self.target, "mesh": options.mesh, "weights": options.weights,
+                "kv_cache": options.kv_cache}  # fmt: skip
+        if self.target in PLATFORMS:
+            mesh = abstract_mesh(self.target, shape)
+            programs = prepare(spec, formats, mesh, options, partition=partition)
+            report = head | lower_report(programs, self.target, options.max_context)
+            print_table(lower_table(report))
+        else:
+            target = tpu_target(self.target, shape)
+            use_compilation_cache()
+            programs = prepare(spec, formats, target.mesh, options, partition=partition)
+            report = head | compile_report(programs, target, options.max_context)
+            print_table(compile_table(report, target))
         if self.json:
             write_json(self.json, report)
-        if report["needed_bytes"] > target.memory_bytes:
+        if self.target not in PLATFORMS and report["needed_bytes"] > target.memory_bytes:
             raise UserError(
                 f"decoding needs {report['needed_bytes'] / 1e9:.1f} GB of each {target.kind}, which has "
                 f"{target.memory_bytes / 1e9:.0f} GB: use more wafers or cores, fewer requests or smaller formats"
@@ -94,36 +102,15 @@ def compile_report(programs: Programs, target: Target, context: int) -> dict:
             },
         )
         seconds[name] = time.perf_counter() - begin
-    place, cache = programs.pipeline.placement, programs.cache
-    traffic = decode_traffic(cache, cache.dtype.itemsize, full_round(programs, context))
-    devices = place.wafers * place.cores
-    planned = {"weights": place.allocated_bytes // place.cores, "cache": cache.allocated_bytes // place.cores}
+    counted = counted_bytes(programs.cache, programs.sizes.batch, context)
     unrolled = found["one round, unrolled"]
     return {
         "device": {"kind": target.kind, "memory_bytes": target.memory_bytes},
-        "planned_bytes": planned,
+        "planned_bytes": planned_bytes(programs.cache),
         "needed_bytes": max(c.peak for n, c in found.items() if n != "one round, unrolled"),
-        "round": {"counted_bytes": traffic.bytes / devices, "xla_bytes": unrolled.accessed,
-                  "ratio": unrolled.accessed / (traffic.bytes / devices)},
+        "round": {"counted_bytes": counted, "xla_bytes": unrolled.accessed, "ratio": unrolled.accessed / counted},
         "programs": {name: _as_json(c) | {"seconds": seconds[name]} for name, c in found.items()},
-    }  # fmt: skip
-
-
-def full_round(programs: Programs, context: int) -> Counts:
-    """The counts of one round in which every wafer works on a full micro-batch of requests with a full context."""
-    place, batch = programs.pipeline.placement, programs.sizes.batch
-    visits = np.array([[plan is not None for plan in _visits(place, wafer)] for wafer in range(place.wafers)], float)
-    experts = np.zeros((place.wafers, len(place.mlps)))
-    for number, stack in enumerate(place.mlps):
-        if router := getattr(stack.kind, "router", None):
-            share = 1 - (1 - router.chosen / stack.kind.experts) ** batch
-            experts[:, number] = [len(layers) * share * stack.kind.experts for layers in stack.layers]
-    blocks = math.ceil(context / programs.cache.block) * programs.cache.block
-    return Counts(busy_ticks=visits, tokens=visits * batch, kv_rows=visits * batch * blocks, experts=experts)
-
-
-def _visits(place, wafer: int) -> list:
-    return [place.schedule.at(wafer, phase) for phase in range(place.schedule.period)]
+    }
 
 
 def _compiled(build, target: Target):

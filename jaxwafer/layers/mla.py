@@ -15,7 +15,6 @@ from jaxwafer.ops.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
-from jaxwafer.quant.array import QuantizedArray, dequantize
 
 # Of the norms within the mixer, whatever `rms_norm_eps` the config gives the others.
 LATENT_EPS = 1e-6
@@ -38,11 +37,7 @@ def project(kind: MLA, weights: dict, layer: jax.Array, x: jax.Array, step: Step
     if kind.rope is not None:
         cos, sin = angles(kind.rope, step.positions(x.shape[1]))
         q_rope, k_rope = (rotate(a, cos, sin, interleaved=kind.rope.interleaved) for a in (q_rope, k_rope))
-    # The matrix first: in the other order XLA's CPU compiler makes a bfloat16 product that its runtime lacks.
-    absorbed = jnp.einsum(
-        "hnr,bthn->bthr", per_head(weights["k_b"], layer, kind.nope, kind.rank, x.dtype), q_nope,
-        preferred_element_type=jnp.float32, precision="highest",
-    )  # fmt: skip
+    absorbed = ops.absorb(q_nope, weights["k_b"], layer, kind.rank)
     carry = {"q": jnp.concatenate([absorbed.astype(x.dtype), q_rope], axis=-1)}
     if kind.gate:
         carry["gate"] = jax.nn.sigmoid(gate[0])
@@ -81,16 +76,8 @@ def combine(kind: MLA, carry: dict) -> dict:
 def output(kind: MLA, weights: dict, layer: jax.Array, carry: dict, ops: Operations) -> jax.Array:
     """This core's partial sum, float32 [B, T, hidden]."""
     mixed = carry["mixed"]
-    values = jnp.einsum(
-        "bthr,hvr->bthv", mixed, per_head(weights["v_b"], layer, kind.value_dim, kind.rank, mixed.dtype),
-        preferred_element_type=jnp.float32, precision="highest",
-    )  # fmt: skip
+    values = ops.expand(mixed, weights["v_b"], layer)
     values = einops.rearrange(values, "b t h v -> b t (h v)")
     if kind.gate:
         values = values * carry["gate"]
     return ops.matmul(values.astype(mixed.dtype), weights["o"], layer)
-
-
-def per_head(weight: QuantizedArray, layer: jax.Array, rows: int, inputs: int, dtype) -> jax.Array:
-    """A matrix of the stack by heads of `rows` outputs, [heads, rows, inputs], without the padding of its groups."""
-    return einops.rearrange(dequantize(weight[layer], dtype)[..., :inputs], "(h n) r -> h n r", n=rows)

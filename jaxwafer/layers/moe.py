@@ -70,7 +70,9 @@ def leave(kind: MoE, weights: dict, layer: jax.Array, carry: dict, step: Step, o
 
 
 def _route(kind: MoE, weights: dict, layer: jax.Array, normed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    wide, matrix = normed.astype(jnp.float32), weights["router"][layer]
+    # The layer's number waits for x, or a TPU's XLA reads the routers of all layers ahead, and writes them out again.
+    wide, layer = jax.lax.optimization_barrier((normed.astype(jnp.float32), layer))
+    matrix = weights["router"][layer]
     logits = jnp.einsum("btd,ed->bte", wide, matrix, precision="highest")
     bias = weights["router_bias"][layer] if kind.router.bias or kind.router.logit_bias else None
     return route(kind.router, logits, bias)
@@ -113,7 +115,7 @@ def mixture(kind: MoE, weights: dict, layer: jax.Array, x: jax.Array, chosen: ja
     rows = einops.repeat(x, "b t d -> (b t k) d", k=kind.router.chosen)
 
     def project(rows: jax.Array, name: str) -> jax.Array:
-        out = ops.expert_matmul(rows, weights[name], layer, experts)
+        out = ops.expert_matmul(rows, weights[name], layer, experts, of=kind.experts)
         return out + weights[f"{name}_bias"][layer, experts] if kind.expert_bias else out
 
     joined = activate(kind.activation, project(rows, "gate"), project(rows, "up")).astype(x.dtype)

@@ -7,14 +7,15 @@ from jaxwafer.ops.operations import Operations
 from jaxwafer.quant.array import QuantizedArray, dequantize
 
 
-def embed(table: QuantizedArray, offset: jax.Array, tokens: jax.Array, hidden: int, dtype) -> jax.Array:
+def embed(table: QuantizedArray, offset: jax.Array, tokens: jax.Array, hidden: int, dtype,
+          ops: Operations) -> jax.Array:  # fmt: skip
     """This shard's part of the embeddings of tokens [...]: [..., hidden], zero for tokens of other shards.
 
     table: [vocabulary rows of this shard, hidden]. offset: id of the first of them.
     """
     local = tokens - offset
     mine = (local >= 0) & (local < table.values.shape[0])
-    rows = table[jnp.where(mine, local, 0)]
+    rows = ops.lookup(table, jnp.where(mine, local, 0))
     return jnp.where(mine[..., None], dequantize(rows, dtype)[..., :hidden], jnp.zeros((), dtype))
 
 

@@ -28,6 +28,7 @@ FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-DNDEBUG
 TARGETS = (("-march=native",), ())
 # Headers that kernels share.
 SHARED = Path(__file__).parent / "cpu"
+_REGISTERED: list[str] = []
 
 
 class Unavailable(Exception):
@@ -58,7 +59,13 @@ def kernel(source: Path, symbol: str) -> Kernel | str:
     # The key is part of the name: an executable from XLA's own cache never calls a kernel it was not compiled for.
     target = f"jaxwafer_{source.parent.name}_{key[:16]}"
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
+    _REGISTERED.append(target)
     return Kernel(target=target, built_with=version)
+
+
+def registered() -> tuple[str, ...]:
+    """Targets of the kernels that this process has."""
+    return tuple(_REGISTERED)
 
 
 def find_compiler() -> tuple[list[str], str]:

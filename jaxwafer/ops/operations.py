@@ -11,6 +11,8 @@ from jaxwafer.ops.backends import implementations
 from jaxwafer.ops.causal_conv import api as causal_conv
 from jaxwafer.ops.delta_rule import api as delta_rule
 from jaxwafer.ops.expert_matmul import api as expert_matmul
+from jaxwafer.ops.head_matmul import api as head_matmul
+from jaxwafer.ops.lookup import api as lookup
 from jaxwafer.ops.matmul import api as matmul
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.state import State
@@ -46,11 +48,27 @@ class Operations:
         backend = matmul.choose(x.dtype, [w.format for w in weights], self.platform)
         return {"backend": backend, "quantise": self.int8_activations}
 
-    def expert_matmul(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int,
-                      experts: jax.Array) -> jax.Array:  # fmt: skip
-        """x [R, K] @ weight[layer, experts[r]] [N, K]ᵀ → float32 [R, N], zero for experts outside the weight's."""
+    def expert_matmul(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int, experts: jax.Array, *,
+                      of: int) -> jax.Array:  # fmt: skip
+        """x [R, K] @ weight[layer, experts[r]] [N, K]ᵀ → float32 [R, N], zero for experts outside the weight's, which
+        are some of `of`."""
         backend = expert_matmul.choose(x.dtype, weight.format, self.platform)
-        return expert_matmul.expert_matmul(x, weight, layer, experts, backend=backend, quantise=self.int8_activations)
+        options = {"backend": backend, "quantise": self.int8_activations}
+        return expert_matmul.expert_matmul(x, weight, layer, experts, of=of, **options)
+
+    def lookup(self, table: QuantizedArray, index: jax.Array) -> QuantizedArray:
+        """table[index] of a table [V, K]."""
+        return lookup.lookup(table, index, backend=lookup.choose(table.format, self.platform))
+
+    def absorb(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int, inputs: int) -> jax.Array:
+        """As `ops.head_matmul.api.absorb`."""
+        backend = head_matmul.choose(weight.format, x.shape[3], self.platform)
+        return head_matmul.absorb(x, weight, layer, inputs, backend=backend)
+
+    def expand(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int) -> jax.Array:
+        """As `ops.head_matmul.api.expand`."""
+        rows = weight.values.shape[-2] // x.shape[2]
+        return head_matmul.expand(x, weight, layer, backend=head_matmul.choose(weight.format, rows, self.platform))
 
     def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                         window: int | None = None, sinks: jax.Array | None = None) -> jax.Array:  # fmt: skip

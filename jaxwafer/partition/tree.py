@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from jaxwafer.partition.placement import Placement, Stack
 from jaxwafer.quant.array import assemble
-from jaxwafer.quant.storage import Part, Storage
+from jaxwafer.quant.storage import Part, Storage, held_as
 
 
 def build(placement: Placement, leaf: Callable[[Storage, Stack | None, str], object]) -> dict:
@@ -45,12 +45,12 @@ def part_spec(stack: Stack | None, part: Part) -> PartitionSpec:
     return PartitionSpec(*axes) if stack is None else PartitionSpec("wafer", None, *axes)
 
 
-def abstract(placement: Placement) -> dict:
-    """`jax.ShapeDtypeStruct`s of every array."""
+def abstract(placement: Placement, platform: str) -> dict:
+    """`jax.ShapeDtypeStruct`s of every array as devices of a platform hold it."""
 
     def leaf(storage: Storage, stack: Stack | None, name: str):
         part = getattr(storage, name)
-        return jax.ShapeDtypeStruct(part_shape(placement, stack, part), part.dtype)
+        return jax.ShapeDtypeStruct(part_shape(placement, stack, part), held_as(name, part.dtype, platform))
 
     return build(placement, leaf)
 

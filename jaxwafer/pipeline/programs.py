@@ -5,6 +5,7 @@ asks for, and every later program takes them as they are.
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format, Layout
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxwafer.cache.kv import CacheShape
 from jaxwafer.ops.sampling.api import SamplingState
@@ -22,6 +23,8 @@ from jaxwafer.pipeline.prefill import Chunks, prefill
 from jaxwafer.pipeline.stream import HOST
 from jaxwafer.pipeline.tick import Pipeline
 
+# A TPU's XLA would bring whole stacks of weights into fast memory ahead of branches that read one layer of them.
+TPU_OPTIONS = {"xla_vf_vmem_max_outstanding_prefetches": "0"}
 WAFER, EVERYWHERE = PartitionSpec("wafer"), PartitionSpec()
 
 
@@ -43,15 +46,27 @@ class Sizes:
     eos: int
 
 
-class Programs:
-    """Compiles on first use. `compiles` and `seconds` count; `temp_bytes`: the largest temporary of decoding."""
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """body(weights, tables, cache, *rest) → (cache, *results). rest: pairs of shapes and specs; results: specs."""
 
-    def __init__(self, pipeline: Pipeline, cache: CacheShape, mesh: Mesh, sizes: Sizes):
+    body: Callable
+    rest: list[tuple]
+    results: list[PartitionSpec]
+
+
+class Programs:
+    """Compiles on first use. `compiles` and `seconds` count; `temp_bytes`: the largest temporary of decoding.
+
+    Where the mesh is abstract there is nothing to compile for; its programs can be exported.
+    """
+
+    def __init__(self, pipeline: Pipeline, cache: CacheShape, mesh: Mesh | AbstractMesh, sizes: Sizes):
         self.pipeline, self.cache, self.mesh, self.sizes = pipeline, cache, mesh, sizes
         self.compiles, self.seconds, self.temp_bytes = 0, 0.0, 0
         self._compiled: dict[tuple, object] = {}
         self.period = max(sizes.micro_batches, pipeline.schedule.rounds)
-        self.abstract_weights = tree.abstract(pipeline.placement)
+        self.abstract_weights = tree.abstract(pipeline.placement, pipeline.ops.platform)
         self._weight_specs = tree.specs(pipeline.placement)
         self.abstract_cache = cache.abstract()
         self._cache_specs = cache.specs()
@@ -140,6 +155,15 @@ class Programs:
         return self._compiled[key]
 
     def _decode(self, filters: bool, unroll: bool):
+        compiled = self._compile(self.decode_program(filters=filters, unroll=unroll))
+        self.weight_formats, _, self.cache_formats, *_ = compiled.input_formats[0]
+        self.temp_bytes = max(self.temp_bytes, compiled.memory_analysis().temp_size_in_bytes)
+        return compiled
+
+    def _prefill(self, length: int, filters: bool, score: bool):
+        return self._compile(self.prefill_program(length, filters=filters, score=score))
+
+    def decode_program(self, *, filters: bool, unroll: bool) -> Program:
         sizes = self.sizes
         gated = sizes.micro_batches < self.pipeline.schedule.rounds
         body = partial(
@@ -151,33 +175,52 @@ class Programs:
         rest = [(shape, EVERYWHERE), (self._slots(), EVERYWHERE), (self._flight(), WAFER)]
         rest += [(scalar, EVERYWHERE), (scalar, EVERYWHERE)]
         results = [EVERYWHERE, WAFER, EVERYWHERE, EVERYWHERE, EVERYWHERE]
-        compiled = self._compile(body, rest, results, donate=(2,))
-        self.weight_formats, _, self.cache_formats, *_ = compiled.input_formats[0]
-        self.temp_bytes = max(self.temp_bytes, compiled.memory_analysis().temp_size_in_bytes)
-        return compiled
+        return Program(body=body, rest=rest, results=results)
 
-    def _prefill(self, length: int, filters: bool, score: bool):
+    def prefill_program(self, length: int, *, filters: bool, score: bool) -> Program:
         gated = self.pipeline.placement.wafers > 1
         body = partial(prefill, self.pipeline, gated=gated, filters=filters)
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
         rest = [(self._chunks(length, score), EVERYWHERE), (scalar, EVERYWHERE)]
-        return self._compile(body, rest, [EVERYWHERE], donate=(2,))
+        return Program(body=body, rest=rest, results=[EVERYWHERE])
 
-    def _compile(self, body, rest: list, results: list, donate: tuple[int, ...]):
-        """Compile body(weights, tables, cache, *rest) → (cache, *results); `rest` are pairs of shapes and specs."""
-        specs = (self._weight_specs, WAFER, self._cache_specs, *(spec for _, spec in rest))
-        mapped = jax.shard_map(
-            body, mesh=self.mesh, in_specs=specs, out_specs=(self._cache_specs, *results), check_vma=False
+    def _compile(self, program: Program):
+        options = TPU_OPTIONS if self.pipeline.ops.platform == "tpu" else None
+        return (
+            self._jit(program, self.weight_formats, self.cache_formats).lower(*self._shapes(program)).compile(options)
         )
+
+    def export(self, program: Program, platform: str, unchecked: Sequence[str]) -> jax.export.Exported:
+        """A program lowered for a platform as `jax.export` names it, "cuda" or "cpu"; layouts are the platform's own.
+
+        unchecked: targets of custom calls that may be in it although no other version of JAX need have them.
+        """
+        formats = (
+            jax.tree.map(lambda s: NamedSharding(self.mesh, s), specs, is_leaf=_is_spec)
+            for specs in (self._weight_specs, self._cache_specs)
+        )
+        checks = [jax.export.DisabledSafetyCheck.custom_call(target) for target in unchecked]
+        export = jax.export.export(self._jit(program, *formats), platforms=(platform,), disabled_checks=checks)
+        # Pallas asks the mesh around it, not that of the program, what it lowers for.
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            return export(*self._shapes(program))
+
+    def _shapes(self, program: Program) -> tuple:
+        tables = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self.pipeline.tables())
+        return self.abstract_weights, tables, self.abstract_cache, *(shape for shape, _ in program.rest)
+
+    def _jit(self, program: Program, weight_formats, cache_formats):
+        """The program on the mesh, jitted; the cache is donated."""
+        specs = (self._weight_specs, WAFER, self._cache_specs, *(spec for _, spec in program.rest))
+        results = (self._cache_specs, *program.results)
+        mapped = jax.shard_map(program.body, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False)
 
         def sharding(spec):
             return jax.tree.map(lambda s: NamedSharding(self.mesh, s), spec, is_leaf=_is_spec)
 
-        inputs = (self.weight_formats, sharding(WAFER), self.cache_formats, *(sharding(s) for _, s in rest))
-        outputs = (self.cache_formats, *map(sharding, results))
-        tables = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self.pipeline.tables())
-        jitted = jax.jit(mapped, in_shardings=inputs, out_shardings=outputs, donate_argnums=donate)
-        return jitted.lower(self.abstract_weights, tables, self.abstract_cache, *(shape for shape, _ in rest)).compile()
+        inputs = (weight_formats, sharding(WAFER), cache_formats, *(sharding(s) for _, s in program.rest))
+        outputs = (cache_formats, *map(sharding, program.results))
+        return jax.jit(mapped, in_shardings=inputs, out_shardings=outputs, donate_argnums=(2,))
 
 
 def _is_spec(node) -> bool:

@@ -56,8 +56,15 @@ class BroughtOperations:
         norm = None if norm is None else norm.array
         return self._ops.gated(x, norm, gate.array, up.array, jnp.zeros_like(layer), **options)
 
-    def expert_matmul(self, x: jax.Array, weight: Brought, layer: jax.Array, experts: jax.Array) -> jax.Array:
-        return self._ops.expert_matmul(x, weight.array, jnp.zeros_like(layer), experts)
+    def expert_matmul(self, x: jax.Array, weight: Brought, layer: jax.Array, experts: jax.Array, *,
+                      of: int) -> jax.Array:  # fmt: skip
+        return self._ops.expert_matmul(x, weight.array, jnp.zeros_like(layer), experts, of=of)
+
+    def absorb(self, x: jax.Array, weight: Brought, layer: jax.Array, inputs: int) -> jax.Array:
+        return self._ops.absorb(x, weight.array, jnp.zeros_like(layer), inputs)
+
+    def expand(self, x: jax.Array, weight: Brought, layer: jax.Array) -> jax.Array:
+        return self._ops.expand(x, weight.array, jnp.zeros_like(layer))
 
     def __getattr__(self, name: str):
         return getattr(self._ops, name)

@@ -64,7 +64,7 @@ class Pipeline:
     def embed(self, weights: dict, tokens: jax.Array):
         """The residual stream of tokens int32 [B, T], the same on all devices."""
         table = weights["globals"]["embedding"]
-        part = vocab.embed(table, self._offset(table), tokens, self.placement.spec.hidden, self.dtype)
+        part = vocab.embed(table, self._offset(table), tokens, self.placement.spec.hidden, self.dtype, self.ops)
         return self.residual.begin(psum(part, *AXES))
 
     def entered(self, tree, held):

@@ -2,6 +2,7 @@
 
 import einops
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from jaxwafer.quant.formats import E2M1, Format
@@ -41,6 +42,11 @@ def assemble(parts: dict, form: Format) -> QuantizedArray:
     return QuantizedArray(**dict.fromkeys(PARTS) | parts, format=form)
 
 
+def scales_as_stored(part, form: Format):
+    """Scales or minima in the dtype of the format, from an array that may hold their bits (`quant.storage.held_as`)."""
+    return part if part.dtype == form.scale_numpy else jax.lax.bitcast_convert_type(part, form.scale_numpy)
+
+
 def dequantize(array: QuantizedArray, dtype) -> jnp.ndarray:
     """The matrix in `dtype`, [..., N, K]; K is padded to whole groups where the format has groups.
 
@@ -54,9 +60,9 @@ def dequantize(array: QuantizedArray, dtype) -> jnp.ndarray:
         stored = jnp.asarray(E2M1, jnp.float32)[stored]
     grouped = einops.rearrange(stored.astype(jnp.float32), "... n (g k) -> ... n g k", g=array.scale.shape[-1])
     offset = array.zero.astype(jnp.float32)[..., None] if form.zero else float(form.offset)
-    value = (grouped - offset) * array.scale.astype(jnp.float32)[..., None]
+    value = (grouped - offset) * scales_as_stored(array.scale, form).astype(jnp.float32)[..., None]
     if form.minimum:
-        value = value + array.minimum.astype(jnp.float32)[..., None]
+        value = value + scales_as_stored(array.minimum, form).astype(jnp.float32)[..., None]
     return einops.rearrange(value, "... n g k -> ... n (g k)").astype(dtype)
 
 

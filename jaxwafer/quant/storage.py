@@ -67,6 +67,17 @@ class Storage:
         return cores * sum(p.device_bytes(wafers, cores) for p in self.parts)
 
 
+def held_as(name: str, dtype: np.dtype, platform: str) -> np.dtype:
+    """The dtype of a part of a `QuantizedArray` in the memory of a platform's devices.
+
+    A TPU's kernels cannot read every type of scale. It keeps the bits of such as whole numbers from the start: made of
+    the numbers later, they would be a copy of every layer's scales in each tick.
+    """
+    if platform == "tpu" and name in ("scale", "minimum"):
+        return {"float16": np.dtype(np.uint16), "float8_e8m0fnu": np.dtype(np.uint8)}.get(dtype.name, dtype)
+    return dtype
+
+
 def store(weight: Weight, form: Format, *, wafers: int, cores: int) -> Storage:
     """Place a weight. Inputs that the mesh cuts through a quantisation group are refused, naming tensor and sizes."""
     shards = [a.shards(wafers, cores) for a in weight.axes]

@@ -14,8 +14,7 @@ from jaxwafer.model.rope import Rope
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import Pages, append, power_of_two, to_fp8
 from jaxwafer.ops.step import Step
-from jaxwafer.quant.array import QuantizedArray, dequantize
-from jaxwafer.quant.convert import quantize
+from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import FORMATS
 
 # Every size differs from every other; three heads are padded on two cores and on four.
@@ -191,15 +190,6 @@ def test_narrow_caches_are_read_as_what_they_hold(form, cores):
 
 def test_cores_without_a_block_of_a_request_add_nothing():
     check(KINDS["rope"], 4, "f32", 3e-6, owners="last")
-
-
-def test_a_head_at_a_time_of_a_quantised_matrix_has_no_padding_of_its_groups():
-    matrix = np.random.default_rng(0).standard_normal((2, 6, 8)).astype(np.float32)
-    packed = jax.tree.map(jnp.asarray, quantize(matrix, FORMATS["int4"]))
-    assert dequantize(packed[0], jnp.float32).shape == (6, 32)
-    got = mla.per_head(packed, jnp.int32(1), 3, 8, jnp.float32)
-    np.testing.assert_array_equal(got.reshape(6, 8), dequantize(packed[1], jnp.float32)[:, :8])
-    assert got.shape == (2, 3, 8)
 
 
 def test_flops_beside_the_matrices_are_scores_over_the_row_and_values_over_its_latent():

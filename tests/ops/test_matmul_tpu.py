@@ -9,6 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxwafer.ops.matmul import reference, tpu
 from jaxwafer.quant import convert
 from jaxwafer.quant.formats import FORMATS
+from jaxwafer.quant.storage import held_as
 
 NAMES = [name for name, form in FORMATS.items() if tpu.objection(jnp.float32, form, "tpu") is None]
 
@@ -35,6 +36,18 @@ def test_every_format_agrees_with_the_reference(name, shape):
         assert (error <= (8e-6 if "min" in name else 2e-6) * (np.abs(x) @ matrix.T) + 1e-30).all()
 
 
-def test_formats_without_groups_are_left_to_the_reference():
-    assert set(FORMATS) - set(NAMES) == {"f32", "f16", "bf16", "fp8", "int8"}
+def test_scales_may_be_the_bits_of_theirs():
+    """As a TPU's memory holds them."""
+    for name in ("int4", "int4-min", "mxfp4"):
+        weight = convert.quantize(np.random.default_rng(0).normal(size=(2, 7, 64)).astype(np.float32), FORMATS[name])
+        held = {n: part.view(held_as(n, part.dtype, "tpu")) for n, part in weight.parts.items()}
+        assert {part.dtype.name for n, part in held.items() if n != "values"} <= {"uint8", "uint16"}
+        x, layer = jnp.ones((3, 64), jnp.float32), jnp.int32(1)
+        plain, bits = (jax.tree.map(jnp.asarray, w) for w in (weight, weight.replace(**held)))
+        for backend in (tpu, reference):
+            assert (backend.matmul(x, plain, layer, False) == backend.matmul(x, bits, layer, False)).all()
+
+
+def test_what_is_not_quantised_is_left_to_the_reference():
+    assert set(FORMATS) - set(NAMES) == {"f32", "f16", "bf16"}
     assert tpu.objection(jnp.float32, FORMATS["int4"], "cpu") == "not made for cpu"

@@ -117,7 +117,7 @@ def test_names_are_the_hubs():
 def test_the_tree_has_the_bytes_of_the_placement(name):
     got = placed(split(3, 1, 2), cores=2, formats=policy(name))
     leaves, specs = (
-        jax.tree.leaves(tree.abstract(got)),
+        jax.tree.leaves(tree.abstract(got, "cpu")),
         jax.tree.leaves(tree.specs(got), is_leaf=lambda s: isinstance(s, P)),
     )
     total = 0
@@ -130,7 +130,7 @@ def test_the_tree_has_the_bytes_of_the_placement(name):
 
 def test_the_tree_puts_wafers_and_depth_before_a_layers_axes():
     got = placed(split(3, 2), cores=2, formats=policy("int4"))
-    up = tree.abstract(got)["mlps"][0]["up"]
+    up = tree.abstract(got, "cpu")["mlps"][0]["up"]
     assert (up.values.shape, up.scale.shape, up.minimum) == ((2, 3, 128, 32), (2, 3, 128, 2), None)
     specs = tree.specs(got)
     assert specs["mlps"][0]["up"].values == P("wafer", None, ("core",), None)

@@ -88,6 +88,8 @@ def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Ste
         tail = array.shape[2:]
         index = (lambda b, j, *s: (*of_block(b, j, *s), 0)) if len(tail) == 3 else of_block
         specs.append(pl.BlockSpec((None, None, *tail), index))
+    # Where a wafer's blocks are divided among cores, this one has no more than its own.
+    most = min(batch * table.shape[1], k.blocks)
     shapes = [(batch, heads, group, 1), (batch, heads, group, 1), (batch, heads, group, width)]
     call = pl.pallas_call(
         partial(_kernel, scale=scale, window=window, width=width, block=block, scaled=k.exponent is not None,
@@ -100,9 +102,9 @@ def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Ste
             out_specs=[pl.BlockSpec((None, *shape[1:]), of_request) for shape in shapes],
         ),
         cost_estimate=pl.CostEstimate(
-            flops=4 * batch * heads * group * dim * table.shape[1] * block,
-            transcendentals=batch * heads * group * table.shape[1] * block,
-            bytes_accessed=batch * table.shape[1] * sum(a[0, 0].size * a.dtype.itemsize for a in arrays),
+            flops=4 * heads * group * dim * most * block,
+            transcendentals=heads * group * most * block,
+            bytes_accessed=most * sum(a[0, 0].size * a.dtype.itemsize for a in arrays),
         ),
     )  # fmt: skip
     return call(*scalars, q, *arrays)

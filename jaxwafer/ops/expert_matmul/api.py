@@ -4,25 +4,26 @@ import jax
 import jax.numpy as jnp
 
 from jaxwafer.ops import choice
-from jaxwafer.ops.expert_matmul import cpu, reference
+from jaxwafer.ops.expert_matmul import cpu, reference, tpu
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
 # Tried in order. Each module has `objection(dtype, form, platform) -> str | None`, `description(form, quantise) -> str`
-# and `expert_matmul(x, weight, index, experts, quantise)`. The reference objects to nothing.
-BACKENDS = {"cpu": cpu, "reference": reference}
+# and `expert_matmul(x, weight, index, experts, of, quantise)`. The reference objects to nothing.
+BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
 
 
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int, experts: jax.Array, *,
-                  backend: str, quantise: bool = False) -> jax.Array:  # fmt: skip
+                  of: int, backend: str, quantise: bool = False) -> jax.Array:  # fmt: skip
     """x[r] @ weight[index, experts[r]]ᵀ for every row r, accumulated in float32; only those matrices are read.
 
     x: [R, K] in the compute dtype (float32 or bfloat16), in any order; K may be short of the weight's padded K by
     padding. weight: a stack [S, E, N, K]. index: int32 scalar, clamped to the stack. experts: int32 [R]; an expert
-    outside 0 … E − 1 is another core's, or padding: its row is zero. backend: a key of `BACKENDS`, as `choose` gives
-    it. quantise: as in `ops.matmul.api.matmul`. Returns float32 [R, N].
+    outside 0 … E − 1 is another core's, or padding: its row is zero. of: experts on all cores, by which kernels guess
+    how many of the rows are theirs. backend: a key of `BACKENDS`, as `choose` gives it. quantise: as in
+    `ops.matmul.api.matmul`. Returns float32 [R, N].
     """
-    return BACKENDS[backend].expert_matmul(x, weight, jnp.asarray(index, jnp.int32), experts, quantise)
+    return BACKENDS[backend].expert_matmul(x, weight, jnp.asarray(index, jnp.int32), experts, of, quantise)
 
 
 def choose(dtype, form: Format, platform: str) -> str:

@@ -25,7 +25,7 @@ def description(form: Format, quantise: bool) -> str:
 
 
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array,
-                  quantise: bool) -> jax.Array:  # fmt: skip
+                  of: int, quantise: bool) -> jax.Array:  # fmt: skip
     target = native.kernel(SOURCE, "JaxwaferExpertMatmul").target
     result = jax.ShapeDtypeStruct((x.shape[0], weight.values.shape[2]), jnp.float32)
     arrays, layout = native_weights.arguments([weight])

@@ -20,7 +20,7 @@ def description(form: Format, quantise: bool) -> str:
 
 
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array,
-                  quantise: bool) -> jax.Array:  # fmt: skip
+                  of: int, quantise: bool) -> jax.Array:  # fmt: skip
     """x: [R, K]. A matrix is rounded to the dtype of x before it is multiplied. Returns float32 [R, N]."""
     rows, count, outputs = x.shape[0], weight.values.shape[1], weight.values.shape[2]
     inputs = weight.values.shape[-1] * (2 if weight.format.packed else 1)

@@ -17,6 +17,8 @@ from jaxwafer.quant.formats import Format
 
 # Outputs and rows of a program, and stored elements of a row a step. Matrix units take no fewer rows than 16.
 OUTPUTS, ROWS, CHUNK = 32, 16, 128
+# The custom call that Triton's kernels become in a lowered program.
+KERNEL = "__gpu$xla.gpu.triton"
 
 
 def objection(dtype, form: Format, platform: str) -> str | None:

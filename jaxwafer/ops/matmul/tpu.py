@@ -2,8 +2,8 @@
 
 A block is some outputs' whole rows, so that each weight byte is read once, and is worked on in slices of inputs. The
 nibbles of a byte are not brought back into order: even and odd inputs are two products. Mosaic has no narrow floats of
-every kind and no repeat along lanes; scales are widened by arithmetic on their bits, and spread over their group by a
-product with a matrix of zeros and ones.
+every kind and no repeat along lanes; scales of groups are widened by arithmetic on their bits, and spread over their
+group by a product with a matrix of zeros and ones. A scale of a whole output is multiplied with what comes out.
 """
 
 from functools import partial
@@ -23,10 +23,17 @@ OUTPUTS, ROWS, SLICE = 256, 128, 1024
 
 
 def objection(dtype, form: Format, platform: str) -> str | None:
-    """Why this backend cannot run these inputs, or None."""
+    """Why this backend cannot run these inputs, or None. What is not quantised XLA multiplies as well."""
     if platform not in PLATFORMS:
         return f"not made for {platform}"
-    if form.group is None or SLICE % form.group:
+    return f"no TPU kernel for {form.name} weights" if form.scale is None else objection_to(form, platform)
+
+
+def objection_to(form: Format, platform: str) -> str | None:
+    """Why weights of this format cannot be widened by what is here, or None."""
+    if platform not in PLATFORMS:
+        return f"not made for {platform}"
+    if form.dtype == "float16" or (form.group and SLICE % form.group):
         return f"no TPU kernel for {form.name} weights"
     return None
 
@@ -38,13 +45,8 @@ def description(form: Format, quantise: bool) -> str:
 def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool) -> jax.Array:
     """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
     form, (count, outputs, stored) = weight.format, weight.values.shape
-    rows, inputs = x.shape[0], stored * (2 if form.packed else 1)
-    if inputs > x.shape[1]:
-        x = jnp.pad(x, ((0, 0), (0, inputs - x.shape[1])))
-    halves = (x[:, ::2], x[:, 1::2]) if form.packed else (x,)
-    # A layout with outputs along the lanes pads few groups least; weights are allocated in the layout asked for here.
-    values, *scales = weight.parts.values()
-    scales = [jnp.swapaxes(bits(scale), 1, 2) for scale in scales]
+    rows, halves = x.shape[0], split(x, weight)
+    values, *scales = arrays(weight)
     tile, block = min(rows, ROWS), min(outputs, OUTPUTS)
     layer = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1).reshape(1)
     grid = pltpu.PrefetchScalarGridSpec(
@@ -61,15 +63,40 @@ def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: boo
         partial(_kernel, form, len(halves), tuple(weight.parts)[1:]),
         out_shape=jax.ShapeDtypeStruct((rows, outputs), jnp.float32),
         grid_spec=grid,
-        cost_estimate=pl.CostEstimate(
-            flops=2 * rows * outputs * inputs,
-            transcendentals=0,
-            bytes_accessed=sum(p.size // count * p.dtype.itemsize for p in (values, *scales))
-            + sum(h.size * h.dtype.itemsize for h in halves)
-            + 4 * rows * outputs,
-        ),
+        cost_estimate=cost(halves, (values, *scales), count, rows, outputs, 1),
     )
     return call(layer, *halves, values, *scales)
+
+
+def split(x: jax.Array, weight: QuantizedArray) -> tuple[jax.Array, ...]:
+    """x [M, K] padded to the weight's inputs, its even and its odd ones apart where two are in a byte."""
+    packed = weight.format.packed
+    inputs = weight.values.shape[-1] * (2 if packed else 1)
+    if inputs > x.shape[1]:
+        x = jnp.pad(x, ((0, 0), (0, inputs - x.shape[1])))
+    return (x[:, ::2], x[:, 1::2]) if packed else (x,)
+
+
+def arrays(weight: QuantizedArray) -> list[jax.Array]:
+    """The weight's parts as kernels take them: scales with outputs along the lanes, which pads few groups least.
+
+    The arrays are allocated in the layout asked for here, so nothing moves. They stay in main memory: XLA would bring
+    the whole stack into fast memory where it fits, for the sake of one layer.
+    """
+    values, *scales = weight.parts.values()
+    scales = [jnp.swapaxes(bits(scale), -1, -2) for scale in scales]
+    return [pltpu.with_memory_space_constraint(part, pltpu.HBM) for part in (values, *scales)]
+
+
+def cost(halves: tuple, parts: tuple, count: int, rows: int, outputs: int, matrices: float) -> pl.CostEstimate:
+    """What a kernel costs that reads `matrices` of the `count` in a stack, whose arrays are `parts`."""
+    return pl.CostEstimate(
+        flops=2 * rows * outputs * sum(half.shape[1] for half in halves),
+        transcendentals=0,
+        bytes_accessed=int(matrices * sum(p.size // count * p.dtype.itemsize for p in parts))
+        + sum(h.size * h.dtype.itemsize for h in halves)
+        + 4 * rows * outputs,
+    )
 
 
 def _kernel(form: Format, halves: int, names: tuple[str, ...], layer, *refs):
@@ -91,20 +118,34 @@ def product(form: Format, x: list[jax.Array], values: jax.Array, scales: dict[st
         stop = min(start + width, values.shape[1])
         part = values[:, start:stop]
         group = form.group // len(x) if form.group else None
-        here = {name: scale[start // group : -(-stop // group)] for name, scale in scales.items()} if group else scales
+        here = {name: scale[start // group : -(-stop // group)] for name, scale in scales.items()} if group else {}
         spread = _spread(-(-(stop - start) // group), stop - start, group) if group else None
         for half, rows in enumerate(x):
             rows = rows[:, start:stop]
             wide = _widen(form, part, half, here, spread).astype(rows.dtype)
-            total += _dot(rows, wide, (1, 1))
+            total += dot(rows, wide, (1, 1))
             if form.minimum:
-                sums = _dot(rows.astype(jnp.float32), spread, (1, 1))
-                total += _dot(sums, wide_scale(here["minimum"], form), (1, 0))
-    return total
+                sums = dot(rows.astype(jnp.float32), spread, (1, 1))
+                total += dot(sums, wide_scale(here["minimum"], form), (1, 0))
+    return total * wide_scale(scales["scale"], form) if form.scale and not form.group else total
+
+
+def widened(form: Format, values: jax.Array, scales: dict[str, jax.Array]) -> list[jax.Array]:
+    """A block of a weight [N, K] as float32, or its even and its odd columns where two are in a byte, without the scale
+    where that is a whole output's. scales: as for `product`."""
+    halves, columns = 2 if form.packed else 1, values.shape[1]
+    group = form.group // halves if form.group else None
+    spread = _spread(columns // group, columns, group) if group else None
+    found = [_widen(form, values, half, scales, spread) for half in range(halves)]
+    if form.minimum:
+        low = dot(wide_scale(scales["minimum"], form), spread, (0, 0))
+        found = [wide + low for wide in found]
+    return found
 
 
 def _widen(form: Format, part: jax.Array, half: int, scales: dict[str, jax.Array], spread) -> jax.Array:
-    """Some columns of a block as float32, or one nibble of each of their bytes, without the minimum."""
+    """Some columns of a block as float32, or one nibble of each of their bytes, without the minimum, and without the
+    scale where that is a whole output's."""
     if form.packed:
         nibble = (part.astype(jnp.int32) >> (4 * half)) & 15
         wide = e2m1(nibble) if form.dtype == "float4_e2m1fn" else nibble.astype(jnp.float32) - form.offset
@@ -113,9 +154,9 @@ def _widen(form: Format, part: jax.Array, half: int, scales: dict[str, jax.Array
     if spread is None:
         return wide
     if form.zero:
-        wide = wide - _dot(scales["zero"].astype(jnp.int32).astype(jnp.float32), spread, (0, 0))
+        wide = wide - dot(scales["zero"].astype(jnp.int32).astype(jnp.float32), spread, (0, 0))
     scale = wide_scale(scales["scale"], form)
-    return wide * _dot(scale, spread, (0, 0))
+    return wide * dot(scale, spread, (0, 0))
 
 
 def _spread(groups: int, columns: int, group: int) -> jax.Array:
@@ -125,7 +166,7 @@ def _spread(groups: int, columns: int, group: int) -> jax.Array:
     return (column // group == number).astype(jnp.float32)
 
 
-def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+def dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
     precision = "highest" if a.dtype == jnp.float32 else None
     dims = (((axes[0],), (axes[1],)), ((), ()))
     return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
