@@ -14,6 +14,8 @@ from jaxwafer.ops.collective import psum, spanned
 from jaxwafer.ops.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.step import Step
+from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.formats import FORMATS
 
 
 def phases(kind: MoE) -> tuple:
@@ -24,7 +26,7 @@ def phases(kind: MoE) -> tuple:
 def moe(kind: MoE, weights: dict, layer: jax.Array, x: jax.Array, step: Step, ops: Operations):
     """Mixture of x [B, T, hidden]: this core's partial sum, and how many experts it read."""
     normed = rms_norm(x, weights["norm"][layer], kind.eps)
-    chosen, shares = _route(kind, weights, layer, normed)
+    chosen, shares = _route(kind, weights, layer, normed, ops)
     partial, touched = mixture(kind, weights, layer, normed, chosen, shares, step, ops)
     return partial + shared(kind, weights, layer, normed, ops), touched
 
@@ -32,7 +34,7 @@ def moe(kind: MoE, weights: dict, layer: jax.Array, x: jax.Array, step: Step, op
 def enter(kind: MoE, weights: dict, layer: jax.Array, x: jax.Array, step: Step, ops: Operations) -> dict:
     """The routing, the shared experts' partial sum, and this core's slice of the latent."""
     normed = rms_norm(x, weights["norm"][layer], kind.eps)
-    chosen, shares = _route(kind, weights, layer, normed)
+    chosen, shares = _route(kind, weights, layer, normed, ops)
     latent = ops.matmul(normed, weights["latent_down"], layer).astype(x.dtype)
     return {"latent": latent, "chosen": chosen, "shares": shares, "shared": shared(kind, weights, layer, normed, ops)}
 
@@ -69,11 +71,13 @@ def leave(kind: MoE, weights: dict, layer: jax.Array, carry: dict, step: Step, o
     return ops.matmul(mine, weights["latent_up"], layer) + carry["shared"], carry["touched"]
 
 
-def _route(kind: MoE, weights: dict, layer: jax.Array, normed: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _route(
+    kind: MoE, weights: dict, layer: jax.Array, normed: jax.Array, ops: Operations
+) -> tuple[jax.Array, jax.Array]:
     # The layer's number waits for x, or a TPU's XLA reads the routers of all layers ahead, and writes them out again.
     wide, layer = jax.lax.optimization_barrier((normed.astype(jnp.float32), layer))
-    matrix = weights["router"][layer]
-    logits = jnp.einsum("btd,ed->bte", wide, matrix, precision="highest")
+    matrix = QuantizedArray(weights["router"], None, None, format=FORMATS["f32"])
+    logits = ops.matmul(wide, matrix, layer)
     bias = weights["router_bias"][layer] if kind.router.bias or kind.router.logit_bias else None
     return route(kind.router, logits, bias)
 
@@ -112,13 +116,19 @@ def mixture(kind: MoE, weights: dict, layer: jax.Array, x: jax.Array, chosen: ja
     local = chosen - jax.lax.axis_index("core") * count
     mine = (local >= 0) & (local < count) & step.real(x.shape[1])[..., None]
     experts = jnp.where(mine, local, -1).reshape(-1)
-    rows = einops.repeat(x, "b t d -> (b t k) d", k=kind.router.chosen)
+    rows = einops.rearrange(x, "b t d -> (b t) d")
 
     def project(rows: jax.Array, name: str) -> jax.Array:
         out = ops.expert_matmul(rows, weights[name], layer, experts, of=kind.experts)
         return out + weights[f"{name}_bias"][layer, experts] if kind.expert_bias else out
 
-    joined = activate(kind.activation, project(rows, "gate"), project(rows, "up")).astype(x.dtype)
+    gate, up = weights["gate"], weights["up"]
+    if kind.expert_bias or gate.format != up.format:
+        rows = jnp.repeat(rows, kind.router.chosen, axis=0)
+        joined = activate(kind.activation, project(rows, "gate"), project(rows, "up"))
+    else:
+        joined = ops.expert_gated(rows, gate, up, layer, experts, activation=kind.activation, of=kind.experts)
+    joined = joined.astype(x.dtype)
     each = einops.rearrange(project(joined, "down"), "(b t k) d -> b t k d", t=x.shape[1], k=kind.router.chosen)
     # Expert biases went to rows of other cores' experts too; their share here is nothing.
     partial = jnp.einsum("btkd,btk->btd", each, jnp.where(mine, shares, 0.0), precision="highest")

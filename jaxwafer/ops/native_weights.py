@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxwafer.model.mlp import Activation
 from jaxwafer.ops import native
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
@@ -16,6 +17,8 @@ VALUES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "uint4", "f
 INTEGERS = ("int8", "uint4", "float4_e2m1fn")
 SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
 BLOCK = 32
+# The position is the activation's number in the kernels, from 1; 0 joins nothing.
+ACTIVATIONS = ("silu", "situ", "swiglu-oai")
 
 
 def objection(kernel: native.Kernel | str, form: Format, dtype, platform: str) -> str | None:
@@ -47,3 +50,9 @@ def arguments(weights: Sequence[QuantizedArray]) -> tuple[list[jax.Array], np.nd
         present = sum(1 << bit for bit, part in enumerate(parts) if part is not None)
         layout += [VALUES.index(form.dtype), form.group or 0, 0 if form.zero else form.offset, present]
     return arrays, np.array(layout, np.int64)
+
+
+def joined(activation: Activation | None) -> dict:
+    """The attributes that say how two products are joined."""
+    number = 1 + ACTIVATIONS.index(activation.name) if activation else 0
+    return {"join": number, "limits": np.array(activation.limits if activation else (), np.float32)}

@@ -56,19 +56,27 @@ class Operations:
         options = {"backend": backend, "quantise": self.int8_activations}
         return expert_matmul.expert_matmul(x, weight, layer, experts, of=of, **options)
 
+    def expert_gated(self, x: jax.Array, gate: QuantizedArray, up: QuantizedArray, layer: jax.Array | int,
+                     experts: jax.Array, *, activation: Activation, of: int) -> jax.Array:  # fmt: skip
+        """As `ops.expert_matmul.api.gated`; gate and up are of one format."""
+        options = {"backend": expert_matmul.choose(x.dtype, gate.format, self.platform), "of": of}
+        options |= {"activation": activation, "quantise": self.int8_activations}
+        return expert_matmul.gated(x, gate, up, layer, experts, **options)
+
     def lookup(self, table: QuantizedArray, index: jax.Array) -> QuantizedArray:
         """table[index] of a table [V, K]."""
         return lookup.lookup(table, index, backend=lookup.choose(table.format, self.platform))
 
     def absorb(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int, inputs: int) -> jax.Array:
         """As `ops.head_matmul.api.absorb`."""
-        backend = head_matmul.choose(weight.format, x.shape[3], self.platform)
+        backend = head_matmul.choose(x.dtype, weight.format, x.shape[3], self.platform)
         return head_matmul.absorb(x, weight, layer, inputs, backend=backend)
 
     def expand(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int) -> jax.Array:
         """As `ops.head_matmul.api.expand`."""
         rows = weight.values.shape[-2] // x.shape[2]
-        return head_matmul.expand(x, weight, layer, backend=head_matmul.choose(weight.format, rows, self.platform))
+        backend = head_matmul.choose(x.dtype, weight.format, rows, self.platform)
+        return head_matmul.expand(x, weight, layer, backend=backend)
 
     def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                         window: int | None = None, sinks: jax.Array | None = None) -> jax.Array:  # fmt: skip

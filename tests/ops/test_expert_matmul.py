@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxwafer.model.mlp import Activation
 from jaxwafer.ops import backends
+from jaxwafer.ops.activation import activate
 from jaxwafer.ops.expert_matmul import api, reference
 from jaxwafer.ops.matmul import api as matmul
 from jaxwafer.ops.operations import Operations
@@ -131,3 +133,21 @@ def test_the_choice_is_shown():
     report = Operations("tpu").report(jnp.float32, [bf16], [int4], ("sampling", "attention"))
     assert list(report) == ["matmul bf16", "expert_matmul int4", "attention", "sampling"]
     assert "expert_matmul" not in " ".join(Operations("tpu").report(jnp.float32, [bf16], [], ()))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("quantise", [False, True])
+def test_joined_products_share_rows_of_x(form, quantise):
+    """Three experts of each of two rows, one of them another core's."""
+    gate, up = (jax.tree.map(jnp.asarray, quantize(m, FORMATS[form])) for m in (STACK, STACK[::-1].copy()))
+    x = jnp.asarray(np.random.default_rng(5).standard_normal((2, K)), jnp.float32)
+    experts = np.array([4, 0, -1, 2, 4, 1], np.int32)
+    act = Activation(name="silu")
+    arguments = {"of": E, "backend": "cpu", "quantise": quantise}
+    got = api.gated(x, gate, up, 1, experts, activation=act, **arguments)
+    rows = jnp.repeat(x, 3, axis=0)
+    halves = (api.expert_matmul(rows, weight, 1, experts, **arguments) for weight in (gate, up))
+    np.testing.assert_allclose(got, activate(act, *halves), rtol=1e-6, atol=1e-6)
+    assert not np.asarray(got)[2].any()
+    plain = api.gated(x, gate, up, 1, experts, activation=act, of=E, backend="reference")
+    np.testing.assert_allclose(got, plain, rtol=0.05 if quantise else 1e-5, atol=0.2 if quantise else 2e-4)

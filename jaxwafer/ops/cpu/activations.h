@@ -78,6 +78,15 @@ struct Source {
 constexpr int64_t PairedPosition(int64_t k, int64_t span) { return k / span * span + k % 2 * (span / 2) + k % span / 2; }
 constexpr int64_t kVectorSpan = kLanes / 4 * kBlock;
 
+// Where input k of float32 rows stands in an order, and what is in x's place there of a product with a written-out row.
+constexpr int64_t PositionOf(Order order, int64_t k) {
+  return order == Order::kNatural ? k : order == Order::kPaired ? PairedPosition(k, kBlock)
+                                                                : k / kBlock * kBlock + StridedPosition(k % kBlock);
+}
+constexpr float UnitOf(Order order, int64_t position) {
+  return order == Order::kStrided ? 1.0f / StridedUnit(position % kBlock) : 1.0f;
+}
+
 // Quantises a block to scale · q, |q| ≤ 127. A block with a number that is not finite gets NaN as its scale.
 inline float QuantiseBlock(const float* x, int8_t* q) {
   Floats largest{}, bad{};

@@ -9,12 +9,16 @@ namespace {
 
 using Chunk = void (*)(const Matrix&, const Activations&, float* const*, int64_t begin, int64_t end);
 
-// step: most outputs of a chunk.
+// Writes blocks [b, b + count) of output n as float32, in the order of x.
+using Write = void (*)(const Matrix&, int64_t n, int64_t b, int64_t count, float* out);
+
+// step: most outputs of a chunk. write: null where x is quantised.
 struct Product {
   Order order;
   bool quantise, sums;
   Chunk chunk;
   int64_t step;
+  Write write;
 
   bool SameRows(const Product& other) const { return order == other.order && quantise == other.quantise; }
 };
@@ -25,14 +29,15 @@ template <class F, bool kGrouped, bool kShift>
 Product FloatProduct(const Matrix& w, bool few) {
   int64_t step = few ? std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, w.row_bytes)) : kGemmOutputs;
   // Tiles have their shifts written in; the strided order needs x's own order of them.
-  return {F::kOrder, false, few && kShift, few ? DotChunk<F, kGrouped, kShift> : GemmChunk<F, kGrouped, kShift>, step};
+  Chunk chunk = few ? DotChunk<F, kGrouped, kShift> : GemmChunk<F, kGrouped, kShift>;
+  return {F::kOrder, false, few && kShift, chunk, step, WriteOut<F, kGrouped, kShift>};
 }
 
 template <class Q, bool kShift>
 Product QuantProduct(const Matrix& w, bool few) {
   int64_t step = few ? std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, w.row_bytes)) : kQuadOutputs;
   Order order = few ? Q::kOrder : Q::kQuads;
-  return {order, true, true, few ? QuantDotChunk<Q, kShift> : QuadChunk<Q, kShift>, step};
+  return {order, true, true, few ? QuantDotChunk<Q, kShift> : QuadChunk<Q, kShift>, step, nullptr};
 }
 
 // quantise: rows of x may be rounded to int8, which is done for integer weights and e2m1.

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.model.mlp import Activation
 from jaxwafer.ops import choice
+from jaxwafer.ops.activation import activate
 from jaxwafer.ops.expert_matmul import cpu, reference, tpu
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
@@ -24,6 +26,20 @@ def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int, 
     `ops.matmul.api.matmul`. Returns float32 [R, N].
     """
     return BACKENDS[backend].expert_matmul(x, weight, jnp.asarray(index, jnp.int32), experts, of, quantise)
+
+
+def gated(x: jax.Array, gate: QuantizedArray, up: QuantizedArray, index: jax.Array | int, experts: jax.Array, *,
+          activation: Activation, of: int, backend: str, quantise: bool = False) -> jax.Array:  # fmt: skip
+    """`activation` of the products of x's rows with the gate and up matrices of their experts, zero for others'.
+
+    x: [X, K]; experts: int32 [R], of which as many in turn belong to each row as R has of X. Returns float32 [R, N].
+    """
+    index = jnp.asarray(index, jnp.int32)
+    if not hasattr(BACKENDS[backend], "gated"):
+        rows = jnp.repeat(x, experts.shape[0] // max(1, x.shape[0]), axis=0)
+        halves = (BACKENDS[backend].expert_matmul(rows, weight, index, experts, of, quantise) for weight in (gate, up))
+        return activate(activation, *halves)
+    return BACKENDS[backend].gated(x, gate, up, index, experts, activation, of, quantise)
 
 
 def choose(dtype, form: Format, platform: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.model.mlp import Activation
 from jaxwafer.ops import native, native_weights
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
@@ -26,8 +27,19 @@ def description(form: Format, quantise: bool) -> str:
 
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array,
                   of: int, quantise: bool) -> jax.Array:  # fmt: skip
+    return _call(x, [weight], index, experts, None, quantise)
+
+
+def gated(x: jax.Array, gate: QuantizedArray, up: QuantizedArray, index: jax.Array, experts: jax.Array,
+          activation: Activation, of: int, quantise: bool) -> jax.Array:  # fmt: skip
+    return _call(x, [gate, up], index, experts, activation, quantise)
+
+
+def _call(x: jax.Array, weights: list[QuantizedArray], index: jax.Array, experts: jax.Array,
+          activation: Activation | None, quantise: bool) -> jax.Array:  # fmt: skip
     target = native.kernel(SOURCE, "JaxwaferExpertMatmul").target
-    result = jax.ShapeDtypeStruct((x.shape[0], weight.values.shape[2]), jnp.float32)
-    arrays, layout = native_weights.arguments([weight])
+    result = jax.ShapeDtypeStruct((experts.shape[0], weights[0].values.shape[2]), jnp.float32)
+    arrays, layout = native_weights.arguments(weights)
     call = jax.ffi.ffi_call(target, result, vmap_method="sequential")
-    return call(x, index, experts, *arrays, layout=layout, quantise=quantise)
+    joined = native_weights.joined(activation)
+    return call(x, index, experts, *arrays, layout=layout, quantise=quantise, **joined)

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.ops.head_matmul import reference, tpu
+from jaxwafer.ops.head_matmul import cpu, reference, tpu
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
-# Tried in order. Each module has `objection(form, rows, platform) -> str | None` and the operations below. The
+# Tried in order. Each module has `objection(dtype, form, rows, platform) -> str | None` and the operations below. The
 # reference objects to nothing.
-BACKENDS = {"tpu": tpu, "reference": reference}
+BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
 
 
 def absorb(x: jax.Array, weight: QuantizedArray, index: jax.Array, inputs: int, *, backend: str) -> jax.Array:
@@ -26,6 +26,7 @@ def expand(x: jax.Array, weight: QuantizedArray, index: jax.Array, *, backend: s
     return BACKENDS[backend].expand(x, weight, jnp.asarray(index, jnp.int32))
 
 
-def choose(form: Format, rows: int, platform: str) -> str:
-    """The backend for a weight in this format with so many rows a head: the first that does not object."""
-    return next(name for name, backend in BACKENDS.items() if not backend.objection(form, rows, platform))
+def choose(dtype, form: Format, rows: int, platform: str) -> str:
+    """The backend for x of `dtype` and a weight in this format with so many rows a head: the first that does not
+    object."""
+    return next(name for name, backend in BACKENDS.items() if not backend.objection(dtype, form, rows, platform))

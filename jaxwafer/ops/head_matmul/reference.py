@@ -8,7 +8,7 @@ from jaxwafer.quant.array import QuantizedArray, dequantize
 from jaxwafer.quant.formats import Format
 
 
-def objection(form: Format, rows: int, platform: str) -> str | None:
+def objection(dtype, form: Format, rows: int, platform: str) -> str | None:
     """Why this backend cannot run these inputs: never."""
     return None
 

@@ -20,7 +20,7 @@ from jaxwafer.quant.formats import Format
 LANES = 128
 
 
-def objection(form: Format, rows: int, platform: str) -> str | None:
+def objection(dtype, form: Format, rows: int, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None."""
     if platform in PLATFORMS and rows % LANES:
         return f"no TPU kernel for heads of {rows} rows"

@@ -13,8 +13,6 @@ from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
 SOURCE = Path(__file__).with_suffix(".cc")
-# The position is the activation's number in the kernel, from 1; 0 joins nothing.
-ACTIVATIONS = ("silu", "situ", "swiglu-oai")
 
 
 def objection(dtype, form: Format, platform: str) -> str | None:
@@ -53,6 +51,5 @@ def _call(x: jax.Array, norm: jax.Array | None, weights: Sequence[QuantizedArray
     call = jax.ffi.ffi_call(target, shapes[:1] if activation else shapes, vmap_method="sequential")
     return call(
         x, index, *([] if norm is None else [norm]), *arrays, layout=layout, quantise=quantise,
-        normed=norm is not None, eps=np.float32(eps), join=1 + ACTIVATIONS.index(activation.name) if activation else 0,
-        limits=np.array(activation.limits if activation else (), np.float32),
+        normed=norm is not None, eps=np.float32(eps), **native_weights.joined(activation),
     )  # fmt: skip
