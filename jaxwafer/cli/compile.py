@@ -3,6 +3,7 @@ is then known of them."""
 
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import jax
 import tyro
@@ -27,7 +28,7 @@ from jaxwafer.options import prepare
 from jaxwafer.partition.file import read_partition
 from jaxwafer.pipeline.programs import Programs
 from jaxwafer.roofline.compiled import Compiled, read
-from jaxwafer.roofline.round import counted_bytes, planned_bytes
+from jaxwafer.roofline.round import counted_bytes, counted_shares, planned_bytes
 from jaxwafer.roofline.table import amount
 from jaxwafer.topology import PLATFORMS, Target, abstract_mesh, check_target, tpu_target
 
@@ -46,6 +47,8 @@ class Compile(ModelFlags):
     """micro-batches in flight (default: one a wafer)"""
     plan: OptionalPath = None
     """compile the plan that `jaxwafer plan --json` wrote to this file; it says the mesh, where --mesh does not"""
+    components: bool = False
+    """compile the round twice more, without MLPs and without mixers, and tell by the differences the bytes of each"""
     json: OptionalPath = None
     """write the report to this file"""
 
@@ -73,6 +76,8 @@ class Compile(ModelFlags):
             use_compilation_cache()
             programs = prepare(spec, formats, target.mesh, options, partition=partition)
             report = head | compile_report(programs, target, options.max_context)
+            if self.components:
+                report["round"]["components"] = component_bytes(programs, target, options.max_context, report)
             print_table(compile_table(report, target))
         if self.json:
             write_json(self.json, report)
@@ -111,6 +116,23 @@ def compile_report(programs: Programs, target: Target, context: int) -> dict:
         "round": {"counted_bytes": counted, "xla_bytes": unrolled.accessed, "ratio": unrolled.accessed / counted},
         "programs": {name: _as_json(c) | {"seconds": seconds[name]} for name, c in found.items()},
     }
+
+
+def component_bytes(programs: Programs, target: Target, context: int, report: dict) -> dict[str, dict[str, float]]:
+    """{component: counted and XLA's bytes of a round, and their ratio}.
+
+    XLA's are differences: what a round loses without its MLPs is theirs, and what neither takes with it is the
+    embedding's, the head's and everything else's.
+    """
+    without = {}
+    for only, other in (("mixers", "mlps"), ("mlps", "mixers")):
+        NOTES.print(f"compiling the round of {only} alone for {target.name}", end="\r" if NOTES.is_terminal else "\n")
+        without[other] = read(_compiled(partial(programs.unrolled, only), target), {}).accessed
+    whole = report["round"]["xla_bytes"]
+    said = {name: whole - nbytes for name, nbytes in without.items()}
+    said["rest"] = whole - sum(said.values())
+    counted = counted_shares(programs.cache, programs.sizes.batch, context)
+    return {n: {"counted_bytes": counted[n], "xla_bytes": said[n], "ratio": said[n] / counted[n]} for n in counted}
 
 
 def _compiled(build, target: Target):
@@ -164,4 +186,7 @@ def compile_table(report: dict, target: Target) -> Table:
     counts = report["round"]
     table.add_row("bytes of a round, counted", amount(counts["counted_bytes"], "B"), "a device; full requests")
     table.add_row("bytes of a round, XLA", amount(counts["xla_bytes"], "B"), f"{counts['ratio']:.2f} of the counted")
+    for name, part in counts.get("components", {}).items():
+        said = f"{part['ratio']:.2f} of {amount(part['counted_bytes'], 'B')} counted"
+        table.add_row(f"  {name}", amount(part["xla_bytes"], "B"), said)
     return table

@@ -96,9 +96,10 @@ class Programs:
         """Compiled `decode`: (weights, tables, cache, requests, slots, flight, begin, number)."""
         return self._get(("decode", filters, False))
 
-    def unrolled(self):
-        """`decode` without a loop over layers: XLA's counts of its one loop's body are those of a round of ticks."""
-        return self._get(("decode", False, True))
+    def unrolled(self, only: str | None = None):
+        """`decode` without a loop over layers: XLA's counts of its one loop's body are those of a round of ticks. only:
+        as `Stage` has it."""
+        return self._get(("decode", False, True, only))
 
     def prefill(self, length: int, *, filters: bool):
         """Compiled `prefill` of chunks of `length` tokens: (weights, tables, cache, chunks, number)."""
@@ -154,8 +155,10 @@ class Programs:
             self.compiles += 1
         return self._compiled[key]
 
-    def _decode(self, filters: bool, unroll: bool):
-        compiled = self._compile(self.decode_program(filters=filters, unroll=unroll))
+    def _decode(self, filters: bool, unroll: bool, only: str | None = None):
+        compiled = self._compile(self.decode_program(filters=filters, unroll=unroll, only=only))
+        if only:
+            return compiled
         self.weight_formats, _, self.cache_formats, *_ = compiled.input_formats[0]
         self.temp_bytes = max(self.temp_bytes, compiled.memory_analysis().temp_size_in_bytes)
         return compiled
@@ -163,11 +166,11 @@ class Programs:
     def _prefill(self, length: int, filters: bool, score: bool):
         return self._compile(self.prefill_program(length, filters=filters, score=score))
 
-    def decode_program(self, *, filters: bool, unroll: bool) -> Program:
+    def decode_program(self, *, filters: bool, unroll: bool, only: str | None = None) -> Program:
         sizes = self.sizes
         gated = sizes.micro_batches < self.pipeline.schedule.rounds
         body = partial(
-            decode, replace(self.pipeline, unroll=unroll), limit=sizes.burst, period=self.period,
+            decode, replace(self.pipeline, unroll=unroll, only=only), limit=sizes.burst, period=self.period,
             block=self.cache.block, filters=filters, gated=gated,
         )  # fmt: skip
         shape = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self.idle_requests())

@@ -65,8 +65,9 @@ class Stage:
     """The layers that one wafer runs in one phase, on one core's shards.
 
     weights: without the wafer axis. tables: this wafer's rows of the phase's slot tables, int32 [slots]. gated:
-    skip the work of a micro-batch of pad rows alone. unroll: loop over no layers, whatever the compile takes.
-    streamed: the layers' weights are in host memory.
+    skip the work of a micro-batch of pad rows alone. unroll: loop over no layers, whatever the compile takes. only:
+    "mixers" or "mlps" leaves the others out, to tell by the difference what XLA says of each. streamed: the layers'
+    weights are in host memory.
     """
 
     placement: Placement
@@ -76,6 +77,7 @@ class Stage:
     tables: dict[str, jax.Array]
     gated: bool
     unroll: bool = False
+    only: str | None = None
     streamed: bool = False
 
     def run(self, cache: tuple, stream, step: Step):
@@ -92,8 +94,7 @@ class Stage:
                 for within in range(segment.period):
                     slot = jnp.asarray(segment.start + within + number * segment.period, jnp.int32)
                     mixer, mlp = pairs[segment.start + within]
-                    stream, cache = self._mixer(mixer, slot, stream, cache, step)
-                    stream, read = self._mlp(mlp, slot, stream, step)
+                    stream, cache, read = self._layer(mixer, mlp, slot, stream, cache, step)
                     touched = touched + read
                 return stream, cache, touched
 
@@ -112,8 +113,7 @@ class Stage:
                 after = pairs[segment.start + within + 1] if within + 1 < segment.period else following
                 coming = self._bring(after, slot + 1) if after else None
                 stage = replace(self, weights=held, ops=BroughtOperations(self.ops))
-                stream, cache = stage._mixer(mixer, slot, stream, cache, step)
-                stream, read = stage._mlp(mlp, slot, stream, step)
+                stream, cache, read = stage._layer(mixer, mlp, slot, stream, cache, step)
                 touched, held = touched + read, coming
             return stream, cache, touched, held
 
@@ -140,6 +140,15 @@ class Stage:
             "mlps": {s: layer("mlps", s, "mlp_position") for s in mlp if s >= 0},
             "residuals": {s: layer("residuals", s, "place") for s in range(len(self.placement.residuals))},
         }
+
+    def _layer(self, mixer: tuple[int, ...], mlp: tuple[int, ...], slot: jax.Array, stream, cache: tuple, step: Step):
+        """The stream, the caches and the experts read after the layer of a slot where wafers have these stacks."""
+        read = jnp.zeros((len(self.placement.mlps),), jnp.float32)
+        if self.only != "mlps":
+            stream, cache = self._mixer(mixer, slot, stream, cache, step)
+        if self.only != "mixers":
+            stream, read = self._mlp(mlp, slot, stream, step)
+        return stream, cache, read
 
     def _residual(self, slot: jax.Array) -> tuple[Plain | Blocks, dict, jax.Array, jax.Array]:
         """The residual's rule, its weights, the slot's position among them, and the number of the layer."""

@@ -20,13 +20,14 @@ AXES = ("wafer", "core")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The static part of a program. dtype: of the residual stream and the activations. unroll, streamed: as `Stage` has
-    them."""
+    """The static part of a program. dtype: of the residual stream and the activations. unroll, only, streamed: as
+    `Stage` has them."""
 
     placement: Placement
     ops: Operations
     dtype: jnp.dtype
     unroll: bool = False
+    only: str | None = None
     streamed: bool = False
 
     @property
@@ -86,7 +87,7 @@ class Pipeline:
         # Wafers without a visit in this phase have nothing to do, as those that hold pad rows.
         stage = Stage(
             self.placement, self.placement.phases[phase], self.ops, weights, tables[phase], gated, self.unroll,
-            self.streamed,
+            self.only, self.streamed,
         )  # fmt: skip
         return stage.run(cache, stream, step)
 

@@ -36,12 +36,14 @@ class Counts:
 class Traffic:
     """Of a whole run, in bytes but for flops.
 
-    weights: by format name. kv: read and written. state: recurrent state, read and written. hops: sent to the next
+    weights: by format name, and `components` by what they are of: "mixers", "mlps" and "vocabulary" (embedding, final
+    norm and head). kv: read and written. state: recurrent state, read and written. hops: sent to the next
     wafer. padding: among weights and kv, zero heads, columns and rows and copies of heads, which one core would not
     have. flops: of matrices and mixers, without padding.
     """
 
     weights: dict[str, float]
+    components: dict[str, float]
     kv: float
     state: float
     hops: float
@@ -52,36 +54,46 @@ class Traffic:
     def bytes(self) -> float:
         return sum(self.weights.values()) + self.kv + self.state + self.hops
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Bytes by component: caches are the mixers', hops the vocabulary's and everything else's."""
+        mixers = self.components["mixers"] + self.kv + self.state
+        return {"mixers": mixers, "mlps": self.components["mlps"], "rest": self.components["vocabulary"] + self.hops}
+
 
 def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> Traffic:
     """Traffic of a decode run. activation_bytes: of one element of the residual stream."""
     place = cache.placement
     weights: Counter[str] = Counter()
+    components = dict.fromkeys(("mixers", "mlps", "vocabulary"), 0.0)
     padding = 0.0
 
-    def add(storage: Storage, times: float) -> None:
+    def add(component: str, storage: Storage, times: float) -> None:
         nonlocal padding
         nbytes = times * storage.wafer_bytes(place.wafers, place.cores)
         weights[storage.format.name] += nbytes
+        components[component] += nbytes
         # Experts are padded by whole ones, which no token reads.
         padding += 0.0 if storage.weight.of_experts else nbytes * storage.padding
 
     for stack in (*place.mixers, *place.residuals):
         for storage in stack.weights.values():
-            add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
+            add("mixers", storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
     for number, stack in enumerate(place.mlps):
         for storage in stack.weights.values():
             if storage.weight.of_experts:
-                add(storage, float(np.sum(counts.experts[:, number])) / len(storage.index[0]))
+                add("mlps", storage, float(np.sum(counts.experts[:, number])) / len(storage.index[0]))
             else:
-                add(storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
+                add("mlps", storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
     exit_wafer, exit_phase, _ = place.schedule.exit
     left = float(counts.busy_ticks[exit_wafer, exit_phase])
     head, embedding = head_storage(place), place.globals["embedding"]
     for storage in (head, place.globals["final_norm"]):
-        add(storage, left * place.wafers)
+        add("vocabulary", storage, left * place.wafers)
     table = place.wafers * embedding.wafer_bytes(place.wafers, place.cores)
-    weights[embedding.format.name] += float(counts.tokens[place.schedule.entry, 0]) * table / len(embedding.index[0])
+    looked_up = float(counts.tokens[place.schedule.entry, 0]) * table / len(embedding.index[0])
+    weights[embedding.format.name] += looked_up
+    components["vocabulary"] += looked_up
 
     kv = state = 0.0
     for stack in place.mixers:
@@ -97,7 +109,9 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
     hopping = float(np.sum(counts.tokens) - counts.tokens[exit_wafer, exit_phase])
     hops = hopping * place.cores * (rows * place.spec.hidden * activation_bytes + 8)
     flops = decode_flops(place, counts)
-    return Traffic(weights=dict(weights), kv=kv, state=state, hops=hops, padding=padding, flops=flops)
+    return Traffic(
+        weights=dict(weights), components=components, kv=kv, state=state, hops=hops, padding=padding, flops=flops
+    )
 
 
 def layer_counts(place: Placement, stack: Stack) -> np.ndarray:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from jaxwafer.cache.kv import CacheShape
-from jaxwafer.roofline.counters import Counts, decode_traffic
+from jaxwafer.roofline.counters import Counts, Traffic, decode_traffic
 
 
 def planned_bytes(cache: CacheShape) -> dict[str, int]:
@@ -16,9 +16,21 @@ def planned_bytes(cache: CacheShape) -> dict[str, int]:
 
 def counted_bytes(cache: CacheShape, batch: int, context: int) -> float:
     """Counted bytes of `full_round` on a device, their mean over all."""
-    place = cache.placement
-    traffic = decode_traffic(cache, cache.dtype.itemsize, full_round(cache, batch, context))
-    return traffic.bytes / (place.wafers * place.cores)
+    return round_traffic(cache, batch, context).bytes / _devices(cache)
+
+
+def counted_shares(cache: CacheShape, batch: int, context: int) -> dict[str, float]:
+    """The same by component, as `Traffic.shares`."""
+    shares = round_traffic(cache, batch, context).shares
+    return {name: nbytes / _devices(cache) for name, nbytes in shares.items()}
+
+
+def round_traffic(cache: CacheShape, batch: int, context: int) -> Traffic:
+    return decode_traffic(cache, cache.dtype.itemsize, full_round(cache, batch, context))
+
+
+def _devices(cache: CacheShape) -> int:
+    return cache.placement.wafers * cache.placement.cores
 
 
 def full_round(cache: CacheShape, batch: int, context: int) -> Counts:

@@ -29,9 +29,16 @@ def model(tmp_path):
 @libtpu
 def test_a_small_llama_compiles_and_its_arguments_are_what_is_declared(model, tmp_path, capfd):
     args = ["compile", model, "--target", "v5e:2x2", "--mesh", "2x2", "--weights", "int4", "--max-context", "256",
-            "--prefill-chunk", "32", "--json", str(tmp_path / "report.json")]  # fmt: skip
+            "--prefill-chunk", "32", "--components", "--json", str(tmp_path / "report.json")]  # fmt: skip
     assert main(args) == 0
     report = json.loads((tmp_path / "report.json").read_text())
+    whole, parts = report["round"], report["round"]["components"]
+    for bytes_of in ("counted_bytes", "xla_bytes"):
+        assert sum(part[bytes_of] for part in parts.values()) == pytest.approx(whole[bytes_of])
+    # Two layers' gate, up and down of 256 · 256 on a core, 4 bits and a scale of 16 for 32, and a norm: a matrix is
+    # read once, and these are too small for XLA's other bytes not to show.
+    assert parts["mlps"]["counted_bytes"] == 2 * (3 * 256 * 256 * 9 // 16 + 256 * 4)
+    assert 1 <= parts["mlps"]["ratio"] < 3
     declared = sum(report["planned_bytes"].values())
     for program in report["programs"].values():
         # A TPU's memory is in tiles, to which these small arrays are rounded up.
