@@ -22,9 +22,9 @@ constexpr int kTileOutputs = 4;
 constexpr int64_t kGemmOutputs = 32, kGemmBlocks = 32;  // tile of written-out weights: 128 KiB
 constexpr int64_t kGemmRows = 48;                       // of x, that meet it before the next
 
-// Asks for the cache line a page beyond p, where the hardware stops looking ahead; into the second level, since the
-// first has too few lines on their way at once.
-inline void ReadAhead(const uint8_t* p) { __builtin_prefetch(p + 4096, 0, 2); }
+// Asks for the cache line two pages beyond p, since the hardware looks ahead no further than its page; into the second
+// level, since the first has too few lines on their way at once.
+inline void ReadAhead(const uint8_t* p) { __builtin_prefetch(p + 8192, 0, 2); }
 
 // Calls f with the integral constant of count, 1 to Most.
 template <int Most, class Function>
