@@ -18,8 +18,8 @@ from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
 PLATFORMS = ("tpu",)
-# Outputs a block, tokens a block, and inputs a slice.
-OUTPUTS, ROWS, SLICE = 256, 128, 1024
+# Outputs a block, tokens a block, and inputs a slice; most bytes of a weight's block.
+OUTPUTS, ROWS, SLICE, LARGEST = 256, 128, 1024, 4 << 20
 
 
 def objection(dtype, form: Format, platform: str) -> str | None:
@@ -47,7 +47,7 @@ def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: boo
     form, (count, outputs, stored) = weight.format, weight.values.shape
     rows, halves = x.shape[0], split(x, weight)
     values, *scales = arrays(weight)
-    tile, block = min(rows, ROWS), min(outputs, OUTPUTS)
+    tile, block = min(rows, ROWS), outputs_of_block(values)
     layer = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1).reshape(1)
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=1,
@@ -86,6 +86,13 @@ def arrays(weight: QuantizedArray) -> list[jax.Array]:
     values, *scales = weight.parts.values()
     scales = [jnp.swapaxes(bits(scale), -1, -2) for scale in scales]
     return [pltpu.with_memory_space_constraint(part, pltpu.HBM) for part in (values, *scales)]
+
+
+def outputs_of_block(values: jax.Array) -> int:
+    """Outputs a block of a stack [..., N, stored]: fewer where rows are long, since two blocks are held at once."""
+    outputs, stored = values.shape[-2:]
+    fitting = OUTPUTS if OUTPUTS * stored * values.dtype.itemsize <= LARGEST else OUTPUTS // 2
+    return min(outputs, fitting)
 
 
 def cost(halves: tuple, parts: tuple, count: int, rows: int, outputs: int, matrices: float) -> pl.CostEstimate:
