@@ -78,14 +78,16 @@ def split(x: jax.Array, weight: QuantizedArray) -> tuple[jax.Array, ...]:
 
 
 def arrays(weight: QuantizedArray) -> list[jax.Array]:
-    """The weight's parts as kernels take them: scales with outputs along the lanes, which pads few groups least.
-
-    The arrays are allocated in the layout asked for here, so nothing moves. They stay in main memory: XLA would bring
-    the whole stack into fast memory where it fits, for the sake of one layer.
-    """
+    """The weight's parts as kernels take them: scales with outputs along the lanes, which pads few groups least. They
+    are allocated in the layout asked for here, so nothing moves."""
     values, *scales = weight.parts.values()
-    scales = [jnp.swapaxes(bits(scale), -1, -2) for scale in scales]
-    return [pltpu.with_memory_space_constraint(part, pltpu.HBM) for part in (values, *scales)]
+    return [in_main_memory(part) for part in (values, *(jnp.swapaxes(bits(scale), -1, -2) for scale in scales))]
+
+
+def in_main_memory(x: jax.Array) -> jax.Array:
+    """An argument of a kernel that stays where it is: on some generations XLA would bring the whole stack into fast
+    memory, for the sake of one layer. An array that is no part of a program, as in tests, cannot be told so."""
+    return pltpu.with_memory_space_constraint(x, pltpu.HBM) if isinstance(x, jax.core.Tracer) else x
 
 
 def outputs_of_block(values: jax.Array) -> int:
