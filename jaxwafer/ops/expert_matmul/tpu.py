@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxwafer.ops.matmul.tpu import OUTPUTS, ROWS, arrays, cost, objection_to, product, split
+from jaxwafer.ops.matmul.tpu import ROWS, arrays, cost, objection_to, outputs_of_block, product, split
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
@@ -36,7 +36,7 @@ def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, expert
     order = jnp.argsort(owner, stable=True)
     halves = split(x[order], weight)
     values, *scales = arrays(weight)
-    tile, block = min(rows, ROWS), min(outputs, OUTPUTS)
+    tile, block = min(rows, ROWS), outputs_of_block(values)
     tiles = pl.cdiv(rows, tile)
     visits = _visits(owner, held, tile, tiles + min(held, rows) - 1)
     layer = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1).reshape(1)

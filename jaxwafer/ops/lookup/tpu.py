@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxwafer.ops.matmul.tpu import in_main_memory
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
@@ -39,7 +40,7 @@ def lookup(table: QuantizedArray, index: jax.Array) -> QuantizedArray:
             flops=0, transcendentals=0, bytes_accessed=flat.size * (TILE + 4) * values.shape[1]
         ),
     )
-    rows = call(flat, pltpu.with_memory_space_constraint(values, pltpu.HBM)).astype(values.dtype)
+    rows = call(flat, in_main_memory(values)).astype(values.dtype)
     rest = {name: part[index] for name, part in table.parts.items() if name != "values"}
     return table.replace(values=rows.reshape(*index.shape, -1), **rest)
 

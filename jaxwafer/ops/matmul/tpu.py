@@ -18,8 +18,8 @@ from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
 PLATFORMS = ("tpu",)
-# Outputs a block, tokens a block, and inputs a slice.
-OUTPUTS, ROWS, SLICE = 256, 128, 1024
+# Outputs a block, tokens a block, and inputs a slice; most bytes of a weight's block.
+OUTPUTS, ROWS, SLICE, LARGEST = 256, 128, 1024, 4 << 20
 
 
 def objection(dtype, form: Format, platform: str) -> str | None:
@@ -47,7 +47,7 @@ def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: boo
     form, (count, outputs, stored) = weight.format, weight.values.shape
     rows, halves = x.shape[0], split(x, weight)
     values, *scales = arrays(weight)
-    tile, block = min(rows, ROWS), min(outputs, OUTPUTS)
+    tile, block = min(rows, ROWS), outputs_of_block(values)
     layer = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1).reshape(1)
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=1,
@@ -78,14 +78,23 @@ def split(x: jax.Array, weight: QuantizedArray) -> tuple[jax.Array, ...]:
 
 
 def arrays(weight: QuantizedArray) -> list[jax.Array]:
-    """The weight's parts as kernels take them: scales with outputs along the lanes, which pads few groups least.
-
-    The arrays are allocated in the layout asked for here, so nothing moves. They stay in main memory: XLA would bring
-    the whole stack into fast memory where it fits, for the sake of one layer.
-    """
+    """The weight's parts as kernels take them: scales with outputs along the lanes, which pads few groups least. They
+    are allocated in the layout asked for here, so nothing moves."""
     values, *scales = weight.parts.values()
-    scales = [jnp.swapaxes(bits(scale), -1, -2) for scale in scales]
-    return [pltpu.with_memory_space_constraint(part, pltpu.HBM) for part in (values, *scales)]
+    return [in_main_memory(part) for part in (values, *(jnp.swapaxes(bits(scale), -1, -2) for scale in scales))]
+
+
+def in_main_memory(x: jax.Array) -> jax.Array:
+    """An argument of a kernel that stays where it is: on some generations XLA would bring the whole stack into fast
+    memory, for the sake of one layer. An array that is no part of a program, as in tests, cannot be told so."""
+    return pltpu.with_memory_space_constraint(x, pltpu.HBM) if isinstance(x, jax.core.Tracer) else x
+
+
+def outputs_of_block(values: jax.Array) -> int:
+    """Outputs a block of a stack [..., N, stored]: fewer where rows are long, since two blocks are held at once."""
+    outputs, stored = values.shape[-2:]
+    fitting = OUTPUTS if OUTPUTS * stored * values.dtype.itemsize <= LARGEST else OUTPUTS // 2
+    return min(outputs, fitting)
 
 
 def cost(halves: tuple, parts: tuple, count: int, rows: int, outputs: int, matrices: float) -> pl.CostEstimate:
