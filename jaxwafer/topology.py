@@ -52,6 +52,9 @@ def check_target(name: str, shape: MeshShape) -> None:
     devices = _chips(match) * CHIPS[match[1]][1]
     if shape.devices > devices:
         raise UserError(f"mesh {shape} needs {shape.devices} devices, but {name} has {devices}")
+    if devices % shape.devices:
+        # XLA's compiler for TPUs ends the process over sums of groups that do not.
+        raise UserError(f"mesh {shape} has {shape.devices} devices, which do not divide the {devices} of {name}")
 
 
 def tpu_target(name: str, shape: MeshShape) -> Target:

@@ -139,11 +139,10 @@ def _compiled(build, target: Target):
     try:
         return build()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        reason = next(
-            (x for x in str(error).splitlines() if "Used" in x or "exceed" in x.lower()), str(error).splitlines()[0]
-        )
+        lines = str(error).splitlines()
+        if "RESOURCE_EXHAUSTED" not in lines[0]:
+            raise UserError(f"XLA does not compile this for {target.name}: {lines[0]}") from None
+        reason = next((x for x in lines if "Used" in x or "exceed" in x.lower()), lines[0])
         raise UserError(f"the program does not fit a {target.kind}: {reason.strip()}") from None
 
 

@@ -48,12 +48,13 @@ def test_a_small_llama_compiles_and_its_arguments_are_what_is_declared(model, tm
     assert "bytes of a round, XLA" in capfd.readouterr().out
 
 
-def test_a_mesh_larger_than_the_topology_is_refused_without_libtpu(model, capfd, monkeypatch):
+def test_a_mesh_that_does_not_fit_the_topology_is_refused_without_libtpu(model, capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     for target, mesh, message in (
         ("v5e:2x2", "3x2", "mesh 3x2 needs 6 devices, but v5e:2x2 has 4"),
         # Of this generation a chip is two devices.
         ("tpu7x:2x2x1", "3x3", "mesh 3x3 needs 9 devices, but tpu7x:2x2x1 has 8"),
+        ("v5e:2x4", "3x2", "mesh 3x2 has 6 devices, which do not divide the 8 of v5e:2x4"),
     ):
         assert main(["compile", model, "--target", target, "--mesh", mesh]) == 2
         assert capfd.readouterr().err == f"jaxwafer: {message}\n"
