@@ -62,6 +62,8 @@ class Compile(ModelFlags):
                 options = replace(options, mesh=f"{partition.wafers}x{cores}")
         shape = parse_mesh(options.mesh)
         check_target(self.target, shape)
+        if self.components and self.target in PLATFORMS:
+            raise UserError(f"--components tells what XLA compiled, but {self.target} is only lowered for")
         spec = spec_from_config(open_config(self.model))
         formats = open_formats(self.model, spec.native, options.weights)
         head = {"model": self.model, "target": self.target, "mesh": options.mesh, "weights": options.weights,

@@ -14,8 +14,6 @@ from jaxwafer.ops.collective import psum, spanned
 from jaxwafer.ops.norm import rms_norm
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.step import Step
-from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import FORMATS
 
 
 def phases(kind: MoE) -> tuple:
@@ -76,8 +74,7 @@ def _route(
 ) -> tuple[jax.Array, jax.Array]:
     # The layer's number waits for x, or a TPU's XLA reads the routers of all layers ahead, and writes them out again.
     wide, layer = jax.lax.optimization_barrier((normed.astype(jnp.float32), layer))
-    matrix = QuantizedArray(weights["router"], None, None, format=FORMATS["f32"])
-    logits = ops.matmul(wide, matrix, layer)
+    logits = ops.matmul(wide, weights["router"], layer)
     bias = weights["router_bias"][layer] if kind.router.bias or kind.router.logit_bias else None
     return route(kind.router, logits, bias)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from jaxwafer.ops.attention import api as attention
 from jaxwafer.ops.delta_rule import api as delta_rule
 from jaxwafer.ops.expert_matmul import api as expert_matmul
+from jaxwafer.ops.head_matmul import api as head_matmul
+from jaxwafer.ops.lookup import api as lookup
 from jaxwafer.ops.matmul import api as matmul
 
 
@@ -16,6 +18,8 @@ def only_reference(platform: str) -> dict[str, str]:
 OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
     "matmul": matmul.implementation,
     "expert_matmul": expert_matmul.implementation,
+    "embedding": lookup.implementation,
+    "products by head": head_matmul.implementation,
     "attention": attention.implementation,
     "delta rule": delta_rule.implementation,
     "causal convolution": only_reference,

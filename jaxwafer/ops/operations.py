@@ -18,7 +18,7 @@ from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.state import State
 from jaxwafer.ops.step import Step
 from jaxwafer.quant.array import QuantizedArray
-from jaxwafer.quant.formats import Format
+from jaxwafer.quant.formats import FORMATS, Format
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,10 @@ class Operations:
     platform: str
     int8_activations: bool = False
 
-    def matmul(self, x: jax.Array, weight: QuantizedArray, layer: jax.Array | int) -> jax.Array:
-        """x [..., K] @ weight[layer] [N, K]ᵀ → float32 [..., N]."""
+    def matmul(self, x: jax.Array, weight: QuantizedArray | jax.Array, layer: jax.Array | int) -> jax.Array:
+        """x [..., K] @ weight[layer] [N, K]ᵀ → float32 [..., N]. weight: stored in a format, or plain float32."""
+        if not isinstance(weight, QuantizedArray):
+            weight = QuantizedArray(weight, None, None, format=FORMATS["f32"])
         return matmul.matmul(x, weight, layer, **self._matmul(x, weight))
 
     def project(self, x: jax.Array, norm: jax.Array, weights: Sequence[QuantizedArray], layer: jax.Array | int, *,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxwafer.ops.operations import Operations
 from jaxwafer.quant.array import QuantizedArray
+from jaxwafer.quant.formats import Format
 
 # The kind of memory that layers' weights wait in. Every platform has it; on CPUs it is the same memory.
 HOST = "pinned_host"
@@ -38,6 +39,10 @@ class Brought:
     def values(self) -> jax.Array:
         return self.array.values
 
+    @property
+    def format(self) -> Format:
+        return self.array.format
+
 
 class BroughtOperations:
     """`Operations` on weights that are `Brought`."""
@@ -59,6 +64,9 @@ class BroughtOperations:
     def expert_matmul(self, x: jax.Array, weight: Brought, layer: jax.Array, experts: jax.Array, *,
                       of: int) -> jax.Array:  # fmt: skip
         return self._ops.expert_matmul(x, weight.array, jnp.zeros_like(layer), experts, of=of)
+
+    def expert_gated(self, x: jax.Array, gate: Brought, up: Brought, layer: jax.Array, experts: jax.Array, **options):
+        return self._ops.expert_gated(x, gate.array, up.array, jnp.zeros_like(layer), experts, **options)
 
     def absorb(self, x: jax.Array, weight: Brought, layer: jax.Array, inputs: int) -> jax.Array:
         return self._ops.absorb(x, weight.array, jnp.zeros_like(layer), inputs)

@@ -36,10 +36,10 @@ class Counts:
 class Traffic:
     """Of a whole run, in bytes but for flops.
 
-    weights: by format name, and `components` by what they are of: "mixers", "mlps" and "vocabulary" (embedding, final
-    norm and head). kv: read and written. state: recurrent state, read and written. hops: sent to the next
-    wafer. padding: among weights and kv, zero heads, columns and rows and copies of heads, which one core would not
-    have. flops: of matrices and mixers, without padding.
+    weights: by format name, and `components` by what they are of: "mixers", "mlps" and "rest" (embedding, final norm,
+    head, and what mixes residual blocks). kv: read and written. state: recurrent state, read and written. hops: sent to
+    the next wafer. padding: among weights and kv, zero heads, columns and rows and copies of heads, which one core
+    would not have. flops: of matrices and mixers, without padding.
     """
 
     weights: dict[str, float]
@@ -56,16 +56,16 @@ class Traffic:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Bytes by component: caches are the mixers', hops the vocabulary's and everything else's."""
+        """Bytes by component: caches are the mixers', hops the rest's."""
         mixers = self.components["mixers"] + self.kv + self.state
-        return {"mixers": mixers, "mlps": self.components["mlps"], "rest": self.components["vocabulary"] + self.hops}
+        return {"mixers": mixers, "mlps": self.components["mlps"], "rest": self.components["rest"] + self.hops}
 
 
 def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> Traffic:
     """Traffic of a decode run. activation_bytes: of one element of the residual stream."""
     place = cache.placement
     weights: Counter[str] = Counter()
-    components = dict.fromkeys(("mixers", "mlps", "vocabulary"), 0.0)
+    components = dict.fromkeys(("mixers", "mlps", "rest"), 0.0)
     padding = 0.0
 
     def add(component: str, storage: Storage, times: float) -> None:
@@ -76,9 +76,10 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
         # Experts are padded by whole ones, which no token reads.
         padding += 0.0 if storage.weight.of_experts else nbytes * storage.padding
 
-    for stack in (*place.mixers, *place.residuals):
-        for storage in stack.weights.values():
-            add("mixers", storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
+    for component, stacks in (("mixers", place.mixers), ("rest", place.residuals)):
+        for stack in stacks:
+            for storage in stack.weights.values():
+                add(component, storage, float(np.sum(layer_counts(place, stack) * counts.busy_ticks)))
     for number, stack in enumerate(place.mlps):
         for storage in stack.weights.values():
             if storage.weight.of_experts:
@@ -89,11 +90,11 @@ def decode_traffic(cache: CacheShape, activation_bytes: int, counts: Counts) -> 
     left = float(counts.busy_ticks[exit_wafer, exit_phase])
     head, embedding = head_storage(place), place.globals["embedding"]
     for storage in (head, place.globals["final_norm"]):
-        add("vocabulary", storage, left * place.wafers)
+        add("rest", storage, left * place.wafers)
     table = place.wafers * embedding.wafer_bytes(place.wafers, place.cores)
     looked_up = float(counts.tokens[place.schedule.entry, 0]) * table / len(embedding.index[0])
     weights[embedding.format.name] += looked_up
-    components["vocabulary"] += looked_up
+    components["rest"] += looked_up
 
     kv = state = 0.0
     for stack in place.mixers:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 import numpy as np
 
 from jaxwafer.engine import Engine
+from jaxwafer.model.attention import MLA
 from jaxwafer.model.declare import StateField, TokenField
 from jaxwafer.model.spec import ModelSpec
 from jaxwafer.pipeline.queue import Request
@@ -175,7 +176,9 @@ def counted(engine: Engine) -> Traffic:
 def operations(spec: ModelSpec) -> set[str]:
     """The operations beside matrix products that a model's layers use."""
     fields = {type(field) for kind in spec.mixers for field in kind.cache()}
-    found = {"sampling"}
+    found = {"sampling", "embedding"}
+    if any(isinstance(kind, MLA) for kind in spec.mixers):
+        found.add("products by head")
     if TokenField in fields:
         found.add("attention")
     if StateField in fields:

@@ -11,7 +11,7 @@ from jaxwafer.quant import convert
 from jaxwafer.quant.formats import FORMATS
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if not tpu.objection(form, "tpu")])
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if not tpu.objection(None, form, "tpu")])
 def test_rows_are_those_of_the_table(name):
     """Of a table that ends within a tile."""
     table = convert.quantize(np.random.default_rng(0).normal(size=(70, 96)).astype(np.float32), FORMATS[name])

@@ -1,6 +1,7 @@
 """Weights that are brought layer by layer, against the same weights on the device."""
 
 import importlib.util
+import inspect
 
 import jax
 import numpy as np
@@ -10,8 +11,10 @@ from tiny_k3 import tiny_k3
 
 from jaxwafer.mesh import MeshShape
 from jaxwafer.model import spec_from_config
+from jaxwafer.ops.operations import Operations
 from jaxwafer.options import Options, prepare
 from jaxwafer.pipeline.queue import Sampling
+from jaxwafer.pipeline.stream import BroughtOperations
 from jaxwafer.quant.formats import FORMATS
 from jaxwafer.topology import tpu_target
 
@@ -45,6 +48,15 @@ def test_the_tokens_are_the_textbooks(mesh):
 ], ids=["int4 experts", "hybrid"])  # fmt: skip
 def test_every_kind_of_layer_and_quantised_weights_give_the_same_tokens(source, options):
     assert run(engine(source, stream_weights=True, **options)) == run(engine(source, **options))
+
+
+def test_every_operation_on_weights_takes_those_that_were_brought():
+    """One that passed through would look for a layer's number in a stack of one."""
+    weights = {
+        name for name, f in vars(Operations).items()
+        if callable(f) and not name.startswith("_") and "QuantizedArray" in str(inspect.signature(f))
+    }  # fmt: skip
+    assert weights - {"lookup"} == {n for n in vars(BroughtOperations) if not n.startswith("_")}
 
 
 def test_what_is_on_the_device_does_not_grow_with_the_layers():

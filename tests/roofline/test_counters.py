@@ -137,7 +137,7 @@ def test_flops_alone_are_those_of_the_traffic():
 
 
 def test_the_total_is_the_sum_of_the_parts():
-    components = {"mixers": 4.0, "mlps": 6.0, "vocabulary": 2.0}
+    components = {"mixers": 4.0, "mlps": 6.0, "rest": 2.0}
     traffic = Traffic(
         weights={"int4": 5.0, "fp8": 7.0}, components=components, kv=11.0, state=17.0, hops=13.0, padding=3.0, flops=1.0
     )
@@ -150,7 +150,7 @@ def test_weights_by_component():
     got = decode_traffic(cache(partition=uniform(30, 1)), 2, tally([1], [1], [32])).components
     norms = 4 * NORM  # float32
     mixers, mlps = (30 * (2 * matrices + norms) for matrices in (ATTENTION, MLP))
-    assert got == {"mixers": mixers, "mlps": mlps, "vocabulary": 2 * (HEAD + 576) + norms}
+    assert got == {"mixers": mixers, "mlps": mlps, "rest": 2 * (HEAD + 576) + norms}
 
 
 def test_imbalance_is_the_busiest_wafers_bytes_a_tick_over_the_mean():

@@ -17,7 +17,6 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kTokens = 32;   // most tokens whose scores are held at a time
 constexpr int64_t kRows = 16;     // most queries that share a tile of keys
-constexpr int64_t kSplit = 64;    // tokens of a task of a decode step; does not depend on the batch, so results do not
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 inline int64_t Padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
@@ -180,6 +179,7 @@ inline void Attend(const Problem& p, int64_t b, int64_t h, int64_t begin, int64_
                                     : static_cast<const float*>(p.q)[at + d]);
     last_seen[r] = token < p.count[b] ? int32_t(p.start[b] + token) : -1;
     first_seen[r] = p.window ? std::max<int32_t>(0, last_seen[r] - int32_t(p.window) + 1) : 0;
+    if (last_seen[r] < 0) first_seen[r] = std::numeric_limits<int32_t>::max();
     part.highest[r] = kLowest, part.total[r] = 0;
   }
   std::fill_n(part.mixed, count * value_padded, 0.0f);
@@ -270,22 +270,38 @@ inline void Finish(const Problem& p, int64_t b, int64_t h, int64_t begin, int64_
   }
 }
 
+// Tokens of a task of a decode step: few, so that all heads of them stay in a cache, but where many queries share a row,
+// as their partial results would take more than the rows. It does not depend on the batch, so results do not.
+inline int64_t SplitOf(const Problem& p) { return p.group > kRows ? 512 : 64; }
+
 template <class Pool>
 void Run(Pool& pool, const Problem& p) {
   // A decode step goes through a request's tokens in splits, all heads of a split one after another: their rows lie
   // beside one another. A chunk of a prompt has work enough in each head and tile of rows.
   struct Group {
-    int64_t b, row, live, splits, first;  // first: of its parts, [splits, heads]
+    int64_t b, row, live, splits, first;  // first: of its parts, [splits, heads], where there are several splits
+  };
+  struct Task {
+    const Group* group;
+    int64_t split, head, heads;
   };
   std::vector<Group> groups;
-  int64_t count = 0;
+  int64_t count = 0, length = SplitOf(p);
   for (int64_t b = 0; b < p.batch; ++b) {
     int64_t live = std::min(p.live(b), p.columns * p.keys.block);
-    int64_t splits = p.tokens == 1 ? std::max<int64_t>(1, (live + kSplit - 1) / kSplit) : 1;
+    int64_t splits = p.tokens == 1 ? std::max<int64_t>(1, (live + length - 1) / length) : 1;
     for (int64_t row = 0; row < p.rows(); row += kRows) {
       groups.push_back({b, row, live, splits, count});
-      count += splits * p.heads;
+      if (splits > 1) count += splits * p.heads;
     }
+  }
+  std::vector<Task> tasks, joins;
+  for (const Group& g : groups) {
+    int64_t heads = p.tokens == 1 ? p.heads : 1;
+    for (int64_t split = 0; split < g.splits; ++split)
+      for (int64_t head = 0; head < p.heads; head += heads) tasks.push_back({&g, split, head, heads});
+    if (g.splits > 1)
+      for (int64_t head = 0; head < p.heads; ++head) joins.push_back({&g, 0, head, 1});
   }
   int64_t size = std::min(kRows, p.rows()) * Padded(p.value_dim);
   Lines<float> mixed;
@@ -293,29 +309,28 @@ void Run(Pool& pool, const Problem& p) {
   std::vector<Partial> parts(count);
   for (int64_t i = 0; i < count; ++i) parts[i].mixed = mixed.data() + i * size;
   auto rows = [&](const Group& g) { return std::min(kRows, p.rows() - g.row); };
-  struct Task {
-    const Group* group;
-    int64_t split, head, heads;
-  };
-  std::vector<Task> tasks;
-  for (const Group& g : groups)
-    for (int64_t split = 0; split < g.splits; ++split) {
-      int64_t heads = p.tokens == 1 ? p.heads : 1;
-      for (int64_t head = 0; head < p.heads; head += heads) tasks.push_back({&g, split, head, heads});
-    }
   Parallel(pool, int64_t(tasks.size()), [&](int64_t i) {
-    auto [g, split, head, heads] = tasks[i];
-    int64_t from = split * kSplit, to = g->splits == 1 ? g->live : std::min(from + kSplit, g->live);
-    for (int64_t h = head; h < head + heads; ++h) {
-      Partial& part = parts[g->first + split * p.heads + h];
-      Attend(p, g->b, h, g->row, rows(*g), from, to, part);
-      if (g->splits == 1) Finish(p, g->b, h, g->row, rows(*g), &part, 1, 1);
+    const Task& t = tasks[i];
+    const Group& g = *t.group;
+    for (int64_t h = t.head; h < t.head + t.heads; ++h) {
+      if (g.splits > 1) {
+        int64_t from = t.split * length;
+        Attend(p, g.b, h, g.row, rows(g), from, std::min(from + length, g.live), parts[g.first + t.split * p.heads + h]);
+        continue;
+      }
+      Lines<float> own;
+      own.resize(size);
+      Partial whole;
+      whole.mixed = own.data();
+      Attend(p, g.b, h, g.row, rows(g), 0, g.live, whole);
+      Finish(p, g.b, h, g.row, rows(g), &whole, 1, 1);
     }
   });
-  for (const Group& g : groups)
-    if (g.splits > 1)
-      for (int64_t h = 0; h < p.heads; ++h)
-        Finish(p, g.b, h, g.row, rows(g), parts.data() + g.first + h, g.splits, p.heads);
+  Parallel(pool, int64_t(joins.size()), [&](int64_t i) {
+    const Group& g = *joins[i].group;
+    int64_t h = joins[i].head;
+    Finish(p, g.b, h, g.row, rows(g), parts.data() + g.first + h, g.splits, p.heads);
+  });
 }
 
 ffi::ErrorOr<Field> ReadField(ffi::RemainingArgs args, size_t& at, bool scaled, int64_t layer) {

@@ -183,7 +183,9 @@ inline std::pair<int64_t, int64_t> DotTile(const Matrix& w, const Activations& x
 template <class F, bool kGrouped, bool kShift>
 void DotChunk(const Matrix& w, const Activations& x, float* const* out, int64_t begin, int64_t end) {
   Floats sums[kDotOutputs * kDotLimit];
-  for (auto [outputs, blocks] = DotTile(w, x); begin < end; begin += outputs) {
+  const std::pair<int64_t, int64_t> shape = DotTile(w, x);
+  const int64_t outputs = shape.first, blocks = shape.second;
+  for (; begin < end; begin += outputs) {
     int64_t tile = std::min(outputs, end - begin);
     std::fill_n(sums, tile * x.rows, Floats{});
     for (int64_t b = 0; b < w.blocks; b += blocks)

@@ -25,9 +25,6 @@ struct Matrix {
   Values stored;
   ScaleType scale_type;
   float offset;
-
-  bool grouped() const { return groups > 1 || group_blocks > 0; }
-  bool shifted() const { return zero || minimum || offset != 0; }
 };
 
 inline int64_t BytesOf(ScaleType type) {
@@ -73,7 +70,7 @@ inline BlockScales ScalesOf(const Matrix& w, int64_t n, int64_t b, float unit, f
   BlockScales read{ScalesFrom(w.scale_type, w.scale, at, groups), {}};
   if constexpr (kShift) {
     if (w.minimum)
-      read.shift = ScalesFrom(w.scale_type, w.minimum, at, groups) - offset * unit * read.scale;
+      read.shift = ScalesFrom(w.scale_type, w.minimum, at, groups) - (w.offset + offset) * unit * read.scale;
     else if (w.zero)
       read.shift = (FromUnsigned(LoadUpTo<UBytes>(w.zero + at, groups)) + offset) * -unit * read.scale;
     else

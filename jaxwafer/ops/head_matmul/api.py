@@ -3,12 +3,13 @@
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops import choice
 from jaxwafer.ops.head_matmul import cpu, reference, tpu
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
-# Tried in order. Each module has `objection(dtype, form, rows, platform) -> str | None` and the operations below. The
-# reference objects to nothing.
+# Tried in order. Each module has `objection(dtype, form, platform, rows) -> str | None`, `description(form,
+# quantise) -> str` and the operations below. The reference objects to nothing.
 BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
 
 
@@ -29,4 +30,9 @@ def expand(x: jax.Array, weight: QuantizedArray, index: jax.Array, *, backend: s
 def choose(dtype, form: Format, rows: int, platform: str) -> str:
     """The backend for x of `dtype` and a weight in this format with so many rows a head: the first that does not
     object."""
-    return next(name for name, backend in BACKENDS.items() if not backend.objection(dtype, form, rows, platform))
+    return next(name for name, backend in BACKENDS.items() if not backend.objection(dtype, form, platform, rows))
+
+
+def implementation(platform: str) -> dict[str, str]:
+    """{"backend", "reason"} on a platform for float32 activations; with every format named where they differ."""
+    return choice.implementation(BACKENDS, platform)

@@ -14,10 +14,15 @@ from jaxwafer.quant.formats import Format
 SOURCE = Path(__file__).with_suffix(".cc")
 
 
-def objection(dtype, form: Format, rows: int, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str, rows: int = 128) -> str | None:
     """Why this backend cannot run these inputs, or None. The first call on a CPU builds the kernels."""
     kernel = native.kernel(SOURCE, "JaxwaferAbsorb") if platform == "cpu" else ""
     return expert_matmul.objection(dtype, form, platform) or native_weights.objection(kernel, form, dtype, platform)
+
+
+def description(form: Format, quantise: bool) -> str:
+    """What runs, for reports; asked only where there is no objection."""
+    return native_weights.description(form, False, native.kernel(SOURCE, "JaxwaferAbsorb").built_with)
 
 
 def absorb(x: jax.Array, weight: QuantizedArray, index: jax.Array, inputs: int) -> jax.Array:

@@ -8,9 +8,13 @@ from jaxwafer.quant.array import QuantizedArray, dequantize
 from jaxwafer.quant.formats import Format
 
 
-def objection(dtype, form: Format, rows: int, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str, rows: int = 128) -> str | None:
     """Why this backend cannot run these inputs: never."""
     return None
+
+
+def description(form: Format, quantise: bool) -> str:
+    return "plain JAX"
 
 
 def absorb(x: jax.Array, weight: QuantizedArray, index: jax.Array, inputs: int) -> jax.Array:

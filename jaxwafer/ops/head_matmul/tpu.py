@@ -20,11 +20,15 @@ from jaxwafer.quant.formats import Format
 LANES = 128
 
 
-def objection(dtype, form: Format, rows: int, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str, rows: int = LANES) -> str | None:
     """Why this backend cannot run these inputs, or None."""
     if platform in PLATFORMS and rows % LANES:
         return f"no TPU kernel for heads of {rows} rows"
     return objection_to(form, platform)
+
+
+def description(form: Format, quantise: bool) -> str:
+    return "Pallas kernel"
 
 
 def absorb(x: jax.Array, weight: QuantizedArray, index: jax.Array, inputs: int) -> jax.Array:

@@ -16,11 +16,15 @@ from jaxwafer.quant.formats import Format
 TILE = 32
 
 
-def objection(form: Format, platform: str) -> str | None:
+def objection(dtype, form: Format, platform: str) -> str | None:
     """Why this backend cannot run these inputs, or None."""
     if platform != "tpu":
         return f"not made for {platform}"
     return None if form.numpy.itemsize == 1 else f"XLA looks {form.name} rows up as well"
+
+
+def description(form: Format, quantise: bool) -> str:
+    return "Pallas kernel"
 
 
 def lookup(table: QuantizedArray, index: jax.Array) -> QuantizedArray:
