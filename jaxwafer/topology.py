@@ -88,8 +88,10 @@ def _chips(match: re.Match) -> int:
 
 
 def _describe(name: str) -> list:
-    # Otherwise libtpu asks a cloud's metadata server what machine this is.
+    # Otherwise libtpu asks a cloud's metadata server what machine this is, and locks out other processes, although none
+    # of them takes a TPU here.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", name.replace(":", "-").split("x")[0])
     with contextlib.suppress(ImportError):

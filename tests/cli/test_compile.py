@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
+from functools import partial
+from subprocess import PIPE
 
 import pytest
 
@@ -46,6 +49,16 @@ def test_a_small_llama_compiles_and_its_arguments_are_what_is_declared(model, tm
         assert {c["kind"] for c in program["collectives"]} >= {"all-reduce", "collective-permute"}
     assert report["device"] == {"kind": "TPU v5 lite", "memory_bytes": 16e9}
     assert "bytes of a round, XLA" in capfd.readouterr().out
+
+
+@libtpu
+def test_two_processes_may_describe_a_topology_at_once():
+    """libtpu would lock the second out, though neither takes a TPU."""
+    code = "import sys; from jaxwafer.topology import tpu_target; from jaxwafer.mesh import MeshShape; "
+    code += "print(tpu_target('v5e:2x2', MeshShape(2, 2)).kind, flush=True); sys.stdin.read()"
+    start = partial(subprocess.Popen, [sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True)
+    with start() as first, start() as second:
+        assert [process.stdout.readline() for process in (first, second)] == ["TPU v5 lite\n"] * 2
 
 
 def test_a_mesh_that_does_not_fit_the_topology_is_refused_without_libtpu(model, capfd, monkeypatch):
