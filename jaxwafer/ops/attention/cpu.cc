@@ -38,8 +38,7 @@ struct Field {
 
   // Asks for the cache lines of a head's rows: they lie apart, where the hardware looks for no more.
   void Ask(const Tokens& tokens, int64_t head) const {
-    for (int64_t s = 0; s < tokens.count; ++s)
-      for (int64_t line = 0; line < dim * width; line += 64) __builtin_prefetch(at(tokens.row[s], head) + line, 0, 2);
+    for (int64_t s = 0; s < tokens.count; ++s) AskFor(at(tokens.row[s], head), dim * width);
   }
 };
 

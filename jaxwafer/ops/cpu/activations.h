@@ -95,9 +95,7 @@ inline float QuantiseBlock(const float* x, int8_t* q) {
     largest = Max(largest, Max(value, -value));
     bad += value - value;
   }
-  float most = 0, lanes[kLanes];
-  Store(lanes, largest);
-  for (float lane : lanes) most = std::max(most, lane);
+  float most = Most(largest);
   float scale = most > 1e-30f ? most / 127 : 0, inverse = scale > 0 ? 127 / most : 0;
   if (!(Sum(bad) == 0)) return std::memset(q, 0, kBlock), std::numeric_limits<float>::quiet_NaN();
   constexpr float kMagic = 12582912.0f;
@@ -157,7 +155,7 @@ class Arranged {
           out[StridedPosition(k)] = row[k] * unit(StridedPosition(k));
         }
       } else {
-        for (int k = 0; k < kBlock; ++k) out[k % 2 * (kBlock / 2) + k / 2] = row[k];
+        for (int k = 0; k < kBlock; ++k) out[PairedPosition(k, kBlock)] = row[k];
       }
     }
     if (view.sums) std::fill_n(sums_.data() + m * view.block_stride + blocks, kScalePad, 0.0f);

@@ -22,9 +22,8 @@ constexpr int kTileOutputs = 4;
 constexpr int64_t kGemmOutputs = 32, kGemmBlocks = 32;  // tile of written-out weights: 128 KiB
 constexpr int64_t kGemmRows = 48;                       // of x, that meet it before the next
 
-// Asks for the cache line two pages beyond p, since the hardware looks ahead no further than its page; into the second
-// level, since the first has too few lines on their way at once.
-inline void ReadAhead(const uint8_t* p) { __builtin_prefetch(p + 8192, 0, 2); }
+// Asks for the lines two pages beyond p, since the hardware looks ahead no further than its page.
+inline void ReadAhead(const uint8_t* p, int64_t bytes) { AskFor(p + 8192, bytes); }
 
 // Calls f with the integral constant of count, 1 to Most.
 template <int Most, class Function>
@@ -138,8 +137,7 @@ inline void Dot(const Matrix& w, const Activations& x, int64_t n, int64_t m, int
   float scale[kLanes];
   auto add = [&](const uint8_t* bytes, int64_t block, int chain) {
     Floats value[kVectors];
-    if (R == 1)
-      for (int line = 0; line < F::kBytes; line += 64) ReadAhead(bytes + line);
+    if (R == 1) ReadAhead(bytes, F::kBytes);
     F::Unpack(bytes, value);
     for (int r = 0; r < R; ++r) {
       const float* at = from + r * x.stride + block * kBlock;

@@ -146,7 +146,7 @@ inline float QuantDot(const Matrix& w, const Activations& x, int64_t n) {
     if constexpr (kShift) shifts += own.shift * Load<Floats>(x.sums + first);
     auto add = [&](int step, int64_t left) {
       int64_t block = first + step * S::kBlocks;
-      ReadAhead(row + block * Q::kBytes);
+      ReadAhead(row + block * Q::kBytes, kLine);
       S span(row + block * Q::kBytes, left);
       sum += __builtin_convertvector(span.Dot(x.quantised + block * kBlock), Floats) *
              Spread(product, index + step * S::kBlocks);
@@ -228,7 +228,7 @@ void WriteQuads(const Matrix& w, int64_t n, int64_t end, int64_t b, int64_t coun
     }
     // What is written next: the same rows, further on, or the next rows.
     const uint8_t* next = b + kQuadBlocks < w.blocks ? row + kPiece : row + kQuadOutputs * w.row_bytes - b * Q::kBytes;
-    for (int64_t line = 0; line < kPiece; line += 64) __builtin_prefetch(next + line, 0, 2);
+    AskFor(next, kPiece);
     for (int64_t i = 0; i < kQuadBlocks; i += kLanes) {
       BlockScales own = within && i < count ? ScalesOf<kShift>(w, n + lane, b + i, Q::kUnit, Q::kOffset) : BlockScales{};
       Store(scale[lane] + i, own.scale), Store(shift[lane] + i, own.shift);
