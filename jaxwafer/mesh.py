@@ -107,6 +107,9 @@ def reserve(meshes: Iterable[MeshShape]) -> None:
 def find_devices(platform: str | None = None) -> list:
     """The devices of a platform, which becomes JAX's default; of the default one for None."""
     before = jax.config.jax_platforms
+    if before is None:
+        # Where there are TPUs, JAX has said so by now; elsewhere an installed libtpu has only complaints to print.
+        describe_host_to_libtpu("v5e-1")
     try:
         if platform is None:
             return jax.devices()
@@ -118,6 +121,15 @@ def find_devices(platform: str | None = None) -> list:
         if platform is None:
             raise UserError(f"JAX finds no devices here: {reason}") from None
         raise UserError(f"the mesh asks for {platform!r}, but JAX has no {platform} devices here: {reason}") from None
+
+
+def describe_host_to_libtpu(accelerator: str) -> None:
+    """For a machine without TPUs: what libtpu would otherwise ask a cloud's metadata server about, for example an
+    accelerator "v5e-4". Nor does it lock out other processes, since none of them takes a TPU here."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", accelerator)
 
 
 def device_memory(mesh: Mesh) -> int | None:

@@ -3,7 +3,6 @@ or CPUs that they can be lowered for."""
 
 import contextlib
 import math
-import os
 import re
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from jaxwafer.errors import UserError
 from jaxwafer.hardware import read_hardware
-from jaxwafer.mesh import MeshShape
+from jaxwafer.mesh import MeshShape, describe_host_to_libtpu
 
 # The generation in a topology's name → the file in meshes/ that describes its chip, and the devices that a chip is.
 CHIPS = {
@@ -88,12 +87,7 @@ def _chips(match: re.Match) -> int:
 
 
 def _describe(name: str) -> list:
-    # Otherwise libtpu asks a cloud's metadata server what machine this is, and locks out other processes, although none
-    # of them takes a TPU here.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", name.replace(":", "-").split("x")[0])
+    describe_host_to_libtpu(name.replace(":", "-").split("x")[0])
     with contextlib.suppress(ImportError):
         import libtpu  # noqa: F401
 

@@ -1,5 +1,9 @@
 """Devices as wafers × cores."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -90,3 +94,11 @@ def test_a_platform_that_is_not_here_is_refused_not_replaced(platform):
     with pytest.raises(UserError, match=f"no {platform} devices"):
         make_mesh(MeshShape(1, 1, platform))
     assert jax.config.jax_platforms == before
+
+
+def test_an_installed_libtpu_says_nothing_where_there_is_no_tpu():
+    """Nor does any other backend that JAX tries before the CPU."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("JAX", "TPU"))}
+    code = "from jaxwafer.mesh import find_devices; find_devices()"
+    run = subprocess.run([sys.executable, "-c", code], env=ours, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
