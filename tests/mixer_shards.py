@@ -66,5 +66,5 @@ def _run(kind, weights, cache, x, layer, start, count, slot):
     carry, rows = module.project(kind, weights, layer, x, step, cache, ops)
     live = jnp.where(count > 0, slot, -1)
     cache = cache | {name: write_state(cache[name], layer, live, new) for name, new in rows.items()}
-    carry, cache = module.advance(layer, carry, cache, live, step, ops)
+    carry, cache = module.advance(kind, weights, layer, carry, cache, live, step, ops)
     return module.output(kind, weights, layer, carry, ops), cache

@@ -3,7 +3,8 @@
 A mixer's module has pure functions on one core's shard, run in this order with collectives and cache writes between:
 
     project(kind, weights, layer, x, step, cache, ops) → (carry, rows)   rows: what goes into fields of the cache
-    advance(layer, carry, cache, slot, step, ops) → (carry, cache)       optional; a recurrence in the cache, of rows
+    advance(kind, weights, layer, carry, cache, slot, step, ops) → (carry, cache)
+                                                                         optional; a recurrence in the cache, of rows
                                                                          whose slot is not negative
     exchange(kind, carry) → carry                                        optional; collectives over cores
     attend(kind, weights, layer, carry, cache, step, ops) → carry        optional; once the rows are in the cache

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from jaxwafer.ops.attention import api as attention
-from jaxwafer.ops.delta_rule import api as delta_rule
 from jaxwafer.ops.expert_matmul import api as expert_matmul
 from jaxwafer.ops.head_matmul import api as head_matmul
+from jaxwafer.ops.linear_attention import api as linear_attention
 from jaxwafer.ops.lookup import api as lookup
 from jaxwafer.ops.matmul import api as matmul
 
@@ -21,8 +21,7 @@ OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
     "embedding": lookup.implementation,
     "products by head": head_matmul.implementation,
     "attention": attention.implementation,
-    "delta rule": delta_rule.implementation,
-    "causal convolution": only_reference,
+    "linear attention": linear_attention.implementation,
     "sampling": only_reference,
 }
 

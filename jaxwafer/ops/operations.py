@@ -8,10 +8,11 @@ import jax
 from jaxwafer.model.mlp import Activation
 from jaxwafer.ops.attention import api as attention
 from jaxwafer.ops.backends import implementations
-from jaxwafer.ops.causal_conv import api as causal_conv
 from jaxwafer.ops.delta_rule import api as delta_rule
 from jaxwafer.ops.expert_matmul import api as expert_matmul
 from jaxwafer.ops.head_matmul import api as head_matmul
+from jaxwafer.ops.linear_attention import api as linear_attention
+from jaxwafer.ops.linear_attention.form import Form, Projected
 from jaxwafer.ops.lookup import api as lookup
 from jaxwafer.ops.matmul import api as matmul
 from jaxwafer.ops.pages import Pages
@@ -92,15 +93,12 @@ class Operations:
         backend = attention.choose(q.dtype, self.platform)
         return attention.latent_attention(q, latent, layer, step, rank=rank, scale=scale, first=first, backend=backend)
 
-    def recur(self, q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: State,
-              layer: jax.Array, slot: jax.Array, start: jax.Array) -> tuple[jax.Array, State]:  # fmt: skip
-        """As `ops.delta_rule.api.recur`."""
-        backend = delta_rule.choose(self.platform)
-        return delta_rule.recur(q, k, v, g, beta, state, layer, slot, start, backend=backend)
-
-    def causal_conv(self, x: jax.Array, past: jax.Array, weight: jax.Array, count: jax.Array):
-        """As `ops.causal_conv.api.causal_conv`."""
-        return causal_conv.causal_conv(x, past, weight, count, backend="reference")
+    def linear_attention(self, projected: Projected, weights: dict[str, jax.Array], index: jax.Array,
+                         cache: dict[str, State], layer: jax.Array, slot: jax.Array, step: Step,
+                         form: Form) -> tuple[jax.Array, dict[str, State]]:  # fmt: skip
+        """As `ops.linear_attention.api.linear_attention`."""
+        backends = {"backend": linear_attention.choose(self.platform), "recurrence": delta_rule.choose(self.platform)}
+        return linear_attention.linear_attention(projected, weights, index, cache, layer, slot, step, form, **backends)
 
     def report(
         self, dtype, formats: list[Format], expert_formats: list[Format], others: Iterable[str]

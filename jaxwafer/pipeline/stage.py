@@ -15,11 +15,9 @@ import numpy as np
 
 from jaxwafer.layers import mixers, mlps
 from jaxwafer.layers.residual import Blocks, Plain, residual
-from jaxwafer.model.declare import StateField
 from jaxwafer.ops.collective import psum
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.pages import append
-from jaxwafer.ops.state import write_state
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import Phase, Placement, SlotTable
 from jaxwafer.pipeline.stream import BroughtOperations, bring, brought
@@ -176,9 +174,9 @@ class Stage:
         for s, (_, rows) in projected.items():
             mine = jnp.asarray(True) if len(stacks) == 1 else here == s
             caches[s] = self._write(kinds[s], caches[s], layer, rows, step, mine)
-            if hasattr(mixers.module(kinds[s]), "advance"):
+            if advance := getattr(mixers.module(kinds[s]), "advance", None):
                 slot = jnp.where(mine & (step.count > 0), step.slot, -1)
-                carry[s], caches[s] = mixers.module(kinds[s]).advance(layer, carry[s], caches[s], slot, step, self.ops)
+                carry[s], caches[s] = advance(kinds[s], weights[s], layer, carry[s], caches[s], slot, step, self.ops)
         attending = [s for s in kinds if hasattr(mixers.module(kinds[s]), "attend")]
         if attending:
             branches = {
@@ -205,10 +203,6 @@ class Stage:
             if field.name not in rows:
                 continue
             store = cache[field.name]
-            if isinstance(field, StateField):
-                slot = jnp.where(mine & (step.count > 0), step.slot, -1)
-                written[field.name] = write_state(store, layer, slot, rows[field.name])
-                continue
             block, offset = step.rows(rows[field.name].shape[1], store.block)
             if field.spread:
                 # The shard's first block; another core's blocks lie before or after.

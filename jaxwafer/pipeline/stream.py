@@ -6,6 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.ops.linear_attention.form import Projected
 from jaxwafer.ops.operations import Operations
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
@@ -73,6 +74,10 @@ class BroughtOperations:
 
     def expand(self, x: jax.Array, weight: Brought, layer: jax.Array) -> jax.Array:
         return self._ops.expand(x, weight.array, jnp.zeros_like(layer))
+
+    def linear_attention(self, projected: Projected, weights: dict[str, Brought], index: jax.Array, *rest):
+        arrays = {name: weight.array for name, weight in weights.items()}
+        return self._ops.linear_attention(projected, arrays, jnp.zeros_like(index), *rest)
 
     def __getattr__(self, name: str):
         return getattr(self._ops, name)

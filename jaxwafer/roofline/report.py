@@ -182,7 +182,7 @@ def operations(spec: ModelSpec) -> set[str]:
     if TokenField in fields:
         found.add("attention")
     if StateField in fields:
-        found |= {"delta rule", "causal convolution"}
+        found.add("linear attention")
     return found
 
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxwafer.ops.causal_conv.api import causal_conv
+from jaxwafer.ops.causal_conv import causal_conv
 
-run = jax.jit(lambda *inputs: causal_conv(*inputs, backend="reference"))
+run = jax.jit(causal_conv)
 TAPS, CHANNELS = 4, 3
 WEIGHT = np.random.default_rng(0).standard_normal((CHANNELS, TAPS)).astype(np.float32)
 

@@ -168,7 +168,7 @@ def test_without_a_kernel_the_reference_runs_and_says_why(fresh, monkeypatch, ca
         choices = {api.choose(jnp.float32, [FORMATS[name]], "cpu") for name in ("int4", "fp8", "f32")}
         report = implementations("cpu")
     assert choices == {"reference"}
-    kernels = "matmul", "expert_matmul", "products by head", "attention", "delta rule"
+    kernels = "matmul", "expert_matmul", "products by head", "attention", "linear attention"
     for name in kernels:
         assert report[name]["backend"] == "reference" and message in report[name]["reason"]
     warned = [str(w.message) for w in caught if w.category is RuntimeWarning]

@@ -13,7 +13,7 @@ FLAGS = ("-std=c++17", "-O0", "-g1", "-Wall", "-Wextra", "-fsanitize=address,und
          "-march=native", "-pthread")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["product", "head_matmul", "attention", "delta_rule"])
+@pytest.mark.parametrize("name", ["product", "head_matmul", "attention", "linear_attention"])
 def test_nothing_is_read_or_written_out_of_bounds(name, tmp_path):
     try:
         compiler, _ = native.find_compiler()

@@ -12,6 +12,13 @@ enum class Join { kNone, kSilu, kSitu, kSwigluOai };
 
 inline Floats Sigmoid(Floats x) { return 1.0f / (1.0f + Exp(-x)); }
 
+// ln(1 + eˣ), of which the logarithm's argument is between 1 and 2. What the sum 1 + y rounds away of y is made up for.
+inline Floats Softplus(Floats x) {
+  Floats y = Exp(x < 0.0f ? x : -x), sum = 1.0f + y, kept = sum - 1.0f;
+  Floats log = kept == 0.0f ? y : Log(sum) * (y / kept);
+  return (x > 0.0f ? x : Floats{}) + log;
+}
+
 inline Floats Tanh(Floats x) { return 2.0f * Sigmoid(2.0f * x) - 1.0f; }
 
 inline Floats Clip(Floats x, float low, float high) {

@@ -223,6 +223,25 @@ inline Floats Exp(Floats x) {
   return x < -87.0f ? Floats{} : value;
 }
 
+// ln x of positive normal numbers to about 2 units in the last place: x = m·2ⁿ with m around 1, a polynomial in m − 1 (as
+// in Cephes' logf).
+inline Floats Log(Floats x) {
+  Words bits = Load<Words>(&x), start = Words{} + 0x3f3504f3u;  // the bits of √½
+  Ints n = (Ints)(bits - start) >> 23;
+  Words mantissa = bits - ((Words)n << 23);
+  Floats m = Load<Floats>(&mantissa) - 1.0f, e = __builtin_convertvector(n, Floats), square = m * m;
+  Floats p = Splat(7.0376836292e-2f);
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  return p * m * square - e * 2.12194440e-4f - 0.5f * square + m + e * 0.693359375f;
+}
+
 inline float Widen(float value) { return value; }
 
 inline float Widen(uint16_t bf16) {
@@ -236,6 +255,14 @@ inline float RoundBf16(float value) {
   if ((bits & 0x7fffffff) > 0x7f800000) return value;
   bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
   return Load<float>(&bits);
+}
+
+// The nearest number of its kind.
+inline void Narrow(float value, float& to) { to = value; }
+
+inline void Narrow(float value, uint16_t& bf16) {
+  float nearest = RoundBf16(value);
+  bf16 = Load<uint32_t>(&nearest) >> 16 | (nearest != nearest) << 6;
 }
 
 }  // namespace
