@@ -11,7 +11,7 @@ import tyro
 from rich.table import Table
 
 from jaxwafer.bench.llama_cpp import LlamaCpp
-from jaxwafer.bench.measure import DRIFT, Measured, Point, measure
+from jaxwafer.bench.measure import DRIFT, Measured, Point, Spread, measure
 from jaxwafer.checkpoint.open import has_weights, open_checkpoint, open_config
 from jaxwafer.checkpoint.random import RandomCheckpoint
 from jaxwafer.cli.run import NOTES, ModelFlags, OptionalPath, check_writable, load, print_table, write_file, write_json
@@ -77,7 +77,8 @@ class Bench(ModelFlags):
             between = (lambda rival=rival, theirs=theirs: theirs.append(rival.run())) if rival else (lambda: None)
             found.append(measure(self._engine(source, point), point, self.repetitions, between=between))
             others.append(tuple(map(statistics.median, zip(*theirs, strict=True))) if theirs else None)
-        print_table(bench_table(self.model, found, others))
+        for table in bench_tables(self.model, found, others):
+            print_table(table)
         for measured in found:
             if measured.drifted:
                 before, after = (f"{rate / 1e9:.1f}" for rate in measured.ceiling)
@@ -163,25 +164,50 @@ def as_csv(rows: list[dict]) -> str:
     return text.getvalue()
 
 
-def bench_table(model: str, found: list[Measured], others: list[tuple[float, float] | None]) -> Table:
-    table = Table(title=f"{model}: medians, with the least and the most", title_justify="left")
-    columns = ["mesh", "requests", "prompt + new", "prefill tok/s", "decode tok/s", "a request tok/s", "first token",
-               "ceiling", "MBU", "peak"]  # fmt: skip
+def bench_tables(model: str, found: list[Measured], others: list[tuple[float, float] | None]) -> list[Table]:
+    """Speed, what it is held against, and the other engine where there is one: each fits into 80 columns."""
+
+    def rate(spread: Spread) -> str:
+        least, median, most = (f"{x:.{0 if x >= 100 else 1}f}" for x in (spread.least, spread.median, spread.most))
+        return f"{median} ({least}-{most})"
+
+    speed = {
+        "prefill tok/s": [rate(m.prefill_tokens_per_s) for m in found],
+        "decode tok/s": [rate(m.decode_tokens_per_s) for m in found],
+        "first token": [f"{m.ttft_s.median * 1e3:.0f} ms" for m in found],
+    }
+    machine = {
+        "a request tok/s": [rate(m.request_tokens_per_s) for m in found],
+        "ceiling": [f"{max(m.ceiling) / 1e9:.1f} GB/s" for m in found],
+        "MBU": [f"{m.mbu:.1%}" for m in found],
+        "peak": [amount(m.peak_bytes, "B") for m in found],
+    }
+    tables = [
+        _table(f"{model}: medians, with the least and the most", found, speed),
+        _table("beside the machine's memory", found, machine),
+    ]
     if any(others):
-        columns += ["llama.cpp prefill", "decode", "ratio prefill", "decode"]
-    for column in columns:
-        table.add_column(column, justify="right")
-    for measured, other in zip(found, others, strict=True):
-        point = measured.point
-        cells = [
-            point.mesh, f"{point.requests} by {point.micro_batch}", f"{point.prompt} + {point.new}",
-            *(f"{s.median:.1f} ({s.least:.1f}-{s.most:.1f})"
-              for s in (measured.prefill_tokens_per_s, measured.decode_tokens_per_s, measured.request_tokens_per_s)),
-            f"{measured.ttft_s.median * 1e3:.0f} ms", f"{max(measured.ceiling) / 1e9:.1f} GB/s",
-            f"{measured.mbu:.1%}", amount(measured.peak_bytes, "B"),
-        ]  # fmt: skip
-        if other:
-            cells += [f"{other[0]:.1f}", f"{other[1]:.1f}", f"{measured.prefill_tokens_per_s.median / other[0]:.2f}",
-                      f"{measured.decode_tokens_per_s.median / other[1]:.2f}"]  # fmt: skip
+        pairs = list(zip(found, others, strict=True))
+        compared = {
+            "prefill tok/s": [f"{other[0]:.1f}" for _, other in pairs],
+            "prefill ratio": [f"{m.prefill_tokens_per_s.median / other[0]:.2f}" for m, other in pairs],
+            "decode tok/s": [f"{other[1]:.1f}" for _, other in pairs],
+            "decode ratio": [f"{m.decode_tokens_per_s.median / other[1]:.2f}" for m, other in pairs],
+        }
+        tables.append(_table("llama.cpp, in turn with every run of ours", found, compared))
+    return tables
+
+
+def _table(title: str, found: list[Measured], columns: dict[str, list[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    points = [measured.point for measured in found]
+    columns = {
+        "mesh": [point.mesh for point in points],
+        "requests": [f"{point.requests} by {point.micro_batch}" for point in points],
+        "prompt + new": [f"{point.prompt} + {point.new}" for point in points],
+    } | columns
+    for name in columns:
+        table.add_column(name, justify="right")
+    for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
