@@ -1,5 +1,7 @@
 """What Pallas kernels for GPUs share, which Triton compiles."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton
@@ -17,10 +19,26 @@ def objection_to(platform: str) -> str | None:
     return None if platform == "gpu" else f"not made for {platform}"
 
 
-def reachable(*arrays: jax.Array) -> bool:
-    """Whether Pallas can address all of the arrays. An offset into up to 4 GiB is a signed number of 32 bits, which
-    half of so many elements of one byte overflow; beyond, it has 64."""
-    return all(a.size * a.dtype.itemsize > 1 << 32 or a.size <= 1 << 31 for a in arrays)
+def reachable(shape: tuple[int, ...], dtype) -> bool:
+    """Whether a kernel can address an array. An offset into up to 4 GiB is a signed number of 32 bits, which as many
+    elements of one byte overflow from the middle on; beyond, it has 64."""
+    size = math.prod(shape)
+    return size * jnp.dtype(dtype).itemsize > 1 << 32 or size <= 1 << 31
+
+
+def layers_reachable(stack) -> bool:
+    """Whether `within_reach` has something to give for a pytree of arrays [layers, …] with `values`."""
+    shape, dtype = stack.values.shape, stack.values.dtype
+    return reachable(shape, dtype) or reachable(shape[1:], dtype)
+
+
+def within_reach(stack, layer: jax.Array):
+    """A pytree of arrays [layers, …], of which `values` is the largest, and the index of a layer in it; that layer
+    alone, copied, where a kernel cannot address all."""
+    if reachable(stack.values.shape, stack.values.dtype):
+        return stack, layer
+    one = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, layer), stack)
+    return one, jnp.zeros_like(layer)
 
 
 def as_bits(array: jax.Array) -> jax.Array:

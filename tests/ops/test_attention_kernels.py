@@ -1,10 +1,13 @@
 """The TPU's and the GPU's attention, interpreted, against the reference; and that the GPU's lowers for CUDA."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxwafer.ops import gpu_kernel
 from jaxwafer.ops.attention import gpu, reference, tpu
 from jaxwafer.ops.bits import stored_as
 from jaxwafer.ops.gpu_kernel import KERNEL
@@ -102,9 +105,22 @@ def test_the_gpus_lowers_for_cuda(form, dtype):
     assert module.count(KERNEL) == 2
 
 
-def test_caches_that_triton_cannot_address_are_left_to_the_reference():
+def test_what_triton_cannot_address_is_known():
     sizes = {"uint8": [(1 << 31, True), ((1 << 31) + 1, False), (1 << 32, False), ((1 << 32) + 1, True)]}
     sizes["uint16"] = [(1 << 31, True), ((1 << 31) + 1, True)]
     for dtype, each in sizes.items():
         for size, good in each:
-            assert gpu.reachable(jax.ShapeDtypeStruct((size,), dtype)) == good
+            assert gpu_kernel.reachable((size,), dtype) == good
+
+
+@pytest.mark.parametrize("form", ["f32", "fp8"])
+@pytest.mark.parametrize("most", [4, 3])
+def test_a_layer_of_a_cache_is_copied_where_triton_cannot_address_all(monkeypatch, form, most):
+    """Where it cannot address even that, the reference runs."""
+    monkeypatch.setattr(gpu_kernel, "reachable", lambda shape, dtype: len(shape) <= most)
+    monkeypatch.setattr(reference, "paged_attention", mock.Mock(wraps=reference.paged_attention))
+    (q, k, v), step, rows = test_attention.case([33, 5], [1, 1], columns=3, form=form)
+    with interpreted("gpu"):
+        found = gpu.paged_attention(q, k, v, jnp.int32(1), step, scale=test_attention.SCALE, window=None, sinks=None)
+    np.testing.assert_allclose(found, test_attention.expected(q, rows, [33, 5], [1, 1]), atol=3e-6)
+    assert reference.paged_attention.called == (most < 4)

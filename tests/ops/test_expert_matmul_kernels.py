@@ -1,5 +1,7 @@
 """The TPU's and the GPU's matmul of experts, interpreted, against the reference; and that the GPU's lowers for CUDA."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +57,17 @@ def test_tiles_that_experts_share_and_experts_of_many_tiles(kernel):
     experts = np.repeat([0, 2, 4, HELD], [100, 150, 30, 50])
     rng.shuffle(experts)
     check(kernel, "int4", experts.tolist(), (300, 64))
+
+
+@pytest.mark.parametrize("most", [3, 2])
+def test_chosen_matrices_are_copied_where_triton_cannot_address_all(monkeypatch, most):
+    """Where it cannot address even those, the reference runs."""
+    monkeypatch.setattr(gpu, "reachable", lambda shape, dtype: len(shape) <= most)
+    monkeypatch.setattr(reference, "expert_matmul", mock.Mock(wraps=reference.expert_matmul))
+    with interpreted("gpu"):
+        check(gpu, "int4", [4, 1, -1, 4, HELD])
+        check(gpu, "int4", [4, 3, 2, 1, 0, -1, 0, 4])
+    assert reference.expert_matmul.call_count == 2 + 2 * (most < 3)
 
 
 def test_experts_that_no_row_names_do_not_matter(kernel):

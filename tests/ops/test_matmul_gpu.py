@@ -1,10 +1,13 @@
 """The GPU's matmul, interpreted, against the reference; and that it lowers for CUDA."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxwafer.ops import gpu_kernel
 from jaxwafer.ops.gpu_kernel import KERNEL
 from jaxwafer.ops.matmul import gpu, reference
 from jaxwafer.quant import convert
@@ -41,6 +44,18 @@ def test_it_lowers_for_cuda(name):
         return gpu.matmul(x, weight, jnp.int32(0), False)
 
     assert KERNEL in lowered_for_cuda(product, jnp.zeros((1, 256), jnp.bfloat16), weights(name, (2, 64, 256)))
+
+
+@pytest.mark.parametrize("most", [2, 1])
+def test_a_matrix_is_copied_where_triton_cannot_address_the_stack(monkeypatch, most):
+    """Where it cannot address even that, the reference runs."""
+    monkeypatch.setattr(gpu_kernel, "reachable", lambda shape, dtype: len(shape) <= most)
+    monkeypatch.setattr(reference, "matmul", mock.Mock(wraps=reference.matmul))
+    weight, x = weights("int4", (2, 45, 330)), jnp.ones((2, 330), jnp.float32)
+    with interpreted("gpu"):
+        found = gpu.matmul(x, weight, jnp.int32(1), False)
+    assert reference.matmul.called == (most < 2)
+    np.testing.assert_allclose(found, reference.matmul(x, weight, jnp.int32(1), False), rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_not_quantised_is_left_to_the_reference():

@@ -13,7 +13,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from jaxwafer.ops.attention import reference
-from jaxwafer.ops.gpu_kernel import E4M3_UNIT, as_bits, from_stored, load, objection_to, reachable
+from jaxwafer.ops.gpu_kernel import (
+    E4M3_UNIT,
+    as_bits,
+    from_stored,
+    layers_reachable,
+    load,
+    objection_to,
+    within_reach,
+)
 from jaxwafer.ops.pages import Pages, power_of_two
 from jaxwafer.ops.step import Step
 
@@ -37,7 +45,7 @@ def description() -> str:
 
 def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                     window: int | None, sinks: jax.Array | None) -> jax.Array:  # fmt: skip
-    if q.shape[1] > 1 or not reachable(k.values, v.values):
+    if q.shape[1] > 1 or not layers_reachable(k):
         return reference.paged_attention(q, k, v, layer, step, scale=scale, window=window, sinks=sinks)
     begin = jnp.arange(step.table.shape[1], dtype=jnp.int32)[None] * k.block
     begin = jnp.broadcast_to(begin, step.table.shape)
@@ -50,7 +58,7 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
 
 def latent_attention(q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
                      first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    if q.shape[1] > 1 or not reachable(latent.values):
+    if q.shape[1] > 1 or not layers_reachable(latent):
         return reference.latent_attention(q, latent, layer, step, rank=rank, scale=scale, first=first)
     table, begin = reference.owned(step, latent, first)
     count = jnp.sum(begin < reference.NEVER, axis=1, dtype=jnp.int32) * latent.block
@@ -79,7 +87,10 @@ def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Ste
     most = most if window is None else min(most, window)
     programs = batch * heads * pl.cdiv(group, rows)
     parts = max(1, min(PROGRAMS // programs, most // (LEAST * tile)))
-    arrays = [a for pages in (k, v) if pages for a in (as_bits(pages.values), pages.exponent) if a is not None]
+    # Keys and values are of one shape.
+    layer = jnp.asarray(layer, jnp.int32)
+    stacks, (layer, *_) = zip(*(within_reach(pages, layer) for pages in (k, v) if pages), strict=True)
+    arrays = [a for pages in stacks for a in (as_bits(pages.values), pages.exponent) if a is not None]
     shape = batch, parts, heads, group
     call = pl.pallas_call(
         partial(_kernel, scale=scale, window=window, pieces=pieces, padded=padded, rows=rows, tile=tile,
@@ -88,8 +99,7 @@ def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Ste
         grid=(heads * pl.cdiv(group, rows), parts, batch),
         compiler_params=triton.CompilerParams(num_warps=8 if sum(padded) > 256 else 4, num_stages=2),
     )  # fmt: skip
-    layer = jnp.asarray(layer, jnp.int32).reshape(1)
-    highest, total, mixed = call(layer, table, begin, *tokens, step.start, q, *arrays)
+    highest, total, mixed = call(layer.reshape(1), table, begin, *tokens, step.start, q, *arrays)
     top = jnp.max(highest, axis=1, keepdims=True)
     share = jnp.exp(highest - top)
     return top[:, 0], jnp.sum(share * total, axis=1), jnp.sum(share[..., None] * mixed, axis=1)

@@ -34,7 +34,7 @@ def description(form: Format, quantise: bool) -> str:
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, experts: jax.Array,
                   of: int, quantise: bool) -> jax.Array:  # fmt: skip
     """x: [R, K]. The weight is widened to the dtype of x. Returns float32 [R, N]."""
-    if not reachable(weight.values):
+    if not _addressable(weight, experts.shape[0]):
         return reference.expert_matmul(x, weight, index, experts, of, quantise)
     return _products(x, (weight,), index, experts)[0]
 
@@ -42,14 +42,21 @@ def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, expert
 def gated(x: jax.Array, gate: QuantizedArray, up: QuantizedArray, index: jax.Array, experts: jax.Array,
           activation: Activation, of: int, quantise: bool) -> jax.Array:  # fmt: skip
     """x: [X, K], of which each row has R / X of the experts in turn. Returns float32 [R, N]."""
-    if not reachable(gate.values):
+    if not _addressable(gate, experts.shape[0]):
         return reference.gated(x, gate, up, index, experts, activation, of, quantise)
     return activate(activation, *_products(x, (gate, up), index, experts))
 
 
+def _addressable(weight: QuantizedArray, rows: int) -> bool:
+    """Whether the kernel can address the stack, or else a copy of the matrices of `rows` rows."""
+    _, held, *matrix = weight.values.shape
+    shapes = weight.values.shape, (min(held, rows), *matrix)
+    return any(reachable(shape, weight.values.dtype) for shape in shapes)
+
+
 def _products(x: jax.Array, weights: tuple[QuantizedArray, ...], index: jax.Array, experts: jax.Array) -> list:
     """Products with several stacks of one format and shape, float32 [R, N] each."""
-    count, held, outputs, stored = weights[0].values.shape
+    count, held, outputs, _ = weights[0].values.shape
     rows = experts.shape[0]
     owner = owners(experts, held)
     order = jnp.argsort(owner, stable=True)
@@ -58,7 +65,16 @@ def _products(x: jax.Array, weights: tuple[QuantizedArray, ...], index: jax.Arra
     expert, nth, live = share_out((end - begin + ROWS - 1) // ROWS, filled + (rows - filled) // ROWS)
     first = begin[expert] + nth * ROWS
     last = jnp.where(live, jnp.minimum(first + ROWS, end[expert]), first)
-    matrix = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1) * held + expert
+    layer = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1)
+    if reachable(weights[0].values.shape, weights[0].values.dtype):
+        # One stack of the matrices of all layers and experts.
+        weights = [jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:]), weight) for weight in weights]
+        matrix = layer * held + expert
+    else:
+        used = end > begin
+        copied = jnp.nonzero(used, size=filled, fill_value=0)[0]
+        weights = [weight[layer, copied] for weight in weights]
+        matrix = (jnp.cumsum(used, dtype=jnp.int32) - 1)[expert]
     parts = [arrays(weight) for weight in weights]
     names = tuple(parts[0])
     call = pl.pallas_call(
@@ -67,9 +83,7 @@ def _products(x: jax.Array, weights: tuple[QuantizedArray, ...], index: jax.Arra
         grid=(pl.cdiv(outputs, OUTPUTS), expert.shape[0]),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
     )
-    # One stack of the matrices of all layers and experts.
-    stacks = [part.reshape(count * held, *part.shape[2:]) for each in parts for part in each.values()]
-    out = call(matrix, first, last, order, x, *stacks)
+    out = call(matrix, first, last, order, x, *(part for each in parts for part in each.values()))
     # Rows of no expert here have not been written.
     return [jnp.where((owner < held)[:, None], product, 0.0) for product in out]
 

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from jaxwafer.ops.gpu_kernel import E4M3_UNIT, as_bits, e4m3_in_units, load, objection_to, reachable
+from jaxwafer.ops.gpu_kernel import (
+    E4M3_UNIT,
+    as_bits,
+    e4m3_in_units,
+    layers_reachable,
+    load,
+    objection_to,
+    within_reach,
+)
 from jaxwafer.ops.matmul import reference
 from jaxwafer.ops.widen import bits, e2m1, wide_scale
 from jaxwafer.quant.array import QuantizedArray
@@ -33,17 +41,17 @@ def description(form: Format, quantise: bool) -> str:
 def matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, quantise: bool) -> jax.Array:
     """x: [M, K] float32 or bfloat16. The weight is widened to the dtype of x. Returns float32 [M, N]."""
     count, outputs, _ = weight.values.shape
-    if not reachable(weight.values):
+    if not layers_reachable(weight):
         return reference.matmul(x, weight, index, quantise)
+    weight, layer = within_reach(weight, jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1))
     parts = arrays(weight)
-    layer = jnp.clip(jnp.asarray(index, jnp.int32), 0, count - 1).reshape(1)
     call = pl.pallas_call(
         partial(_kernel, weight.format, tuple(parts)),
         out_shape=jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32),
         grid=(pl.cdiv(outputs, OUTPUTS), pl.cdiv(x.shape[0], ROWS)),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
     )
-    return call(layer, x, *parts.values())
+    return call(layer.reshape(1), x, *parts.values())
 
 
 def arrays(weight: QuantizedArray) -> dict[str, jax.Array]:
