@@ -1,5 +1,6 @@
-"""Numbers and speed on a GPU, in one JSON file: every weight format and KV format against plain JAX on the same device,
-the greedy tokens of the bundled models against the CPU's, and the bench. Under five minutes.
+"""Numbers and speed on a GPU, in one JSON file: products, experts and attention in every weight format and KV format
+against plain JAX on the same device, the greedy tokens of the bundled models against the CPU's, and the bench. Under
+five minutes.
 
     scripts/gpu_check [--json gpu.json] [--platform gpu]
 """
@@ -7,6 +8,7 @@ the greedy tokens of the bundled models against the CPU's, and the bench. Under 
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,14 @@ from jaxwafer.cli.run import use_compilation_cache, write_json
 from jaxwafer.engine import Engine
 from jaxwafer.errors import UserError
 from jaxwafer.mesh import find_devices
-from jaxwafer.ops.matmul import api, reference
+from jaxwafer.model.mlp import Activation
+from jaxwafer.ops.activation import activate
+from jaxwafer.ops.attention import api as attention_api
+from jaxwafer.ops.bits import stored_as, to_bits
+from jaxwafer.ops.expert_matmul import api as expert_api
+from jaxwafer.ops.matmul import api as matmul_api
+from jaxwafer.ops.pages import Pages, to_fp8
+from jaxwafer.ops.step import Step
 from jaxwafer.options import Options
 from jaxwafer.pipeline.queue import Sampling
 from jaxwafer.quant.array import dequantize
@@ -33,8 +42,15 @@ from jaxwafer.quant.formats import FORMATS
 
 SMOLLM2, LARGE = "smollm2-135m-instruct", "qwen3-0.6b"
 PROMPTS = ("The capital of France is", "Water boils at")
-# What sums of products in float32 may differ by, of the sum of their magnitudes.
+# What sums of products in float32 may differ by, of the sum of their magnitudes; and what attention may, of the largest
+# value, by the type of queries: weights are rounded to it.
 TOLERANCE = 1e-5
+ATTENTION = {"float32": 1e-5, "bfloat16": 2**-8}
+# Of each KV format the type of queries that meets it.
+QUERIES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.bfloat16}
+# Kind of attention → kv heads, queries of each, elements of a key, elements of a value.
+KINDS = {"heads": (8, 4, 128, 128), "latent": (1, 64, 576, 512)}
+TURNS = 50
 
 
 @dataclass
@@ -59,14 +75,22 @@ class GpuCheck:
             "device": device.device_kind,
             "jax": jax.__version__,
             "matmul": [matmul(name, self.platform, rows) for name in FORMATS for rows in (1, 17)],
+            "experts": [row for name in FORMATS for row in experts(name, self.platform)],
+            "attention": [
+                attention(kind, kv, self.platform, requests, tokens)
+                for kind in KINDS
+                for kv in QUERIES
+                for requests, tokens in ((1, 16_384), (16, 2_000))
+            ],
             "tokens": tokens(self.platform),
             "bench": bench(),
         }
-        good = all(m["within"] for m in results["matmul"]) and all(t["equal"] for t in results["tokens"])
+        numbers = [row for name in ("matmul", "experts", "attention") for row in results[name]]
+        good = all(row["within"] for row in numbers) and all(t["equal"] for t in results["tokens"])
         results |= {"passed": good, "seconds": time.perf_counter() - begin}
         write_json(self.json, results)
-        for m in results["matmul"]:
-            print(f"{m['format']:22} {m['rows']:3} rows  {m['backend']:9} {m['gbytes_per_s']:8.1f} GB/s  "
+        for m in numbers:
+            print(f"{m['case']:44} {m['backend']:9} {m['gbytes_per_s']:8.1f} GB/s  "
                   f"{'within' if m['within'] else 'OUTSIDE'} the tolerance")  # fmt: skip
         for t in results["tokens"]:
             print(f"{t['model']}, {t['kv_cache']} KV: {'the same tokens' if t['equal'] else 'OTHER TOKENS'}")
@@ -76,28 +100,109 @@ class GpuCheck:
         return good
 
 
-def matmul(name: str, platform: str, rows: int) -> dict:
-    """One format, 2048 outputs of 2048 inputs: the chosen backend against plain JAX, and its speed."""
-    rng = np.random.default_rng(0)
-    matrix = rng.standard_normal((2, 2048, 2048), np.float32)
-    weight = jax.device_put(quantize(matrix, FORMATS[name]))
-    x = jnp.asarray(rng.standard_normal((rows, 2048)), jnp.float32)
-    backend = api.choose(x.dtype, [weight.format], platform)
-    product = jax.jit(lambda x, weight: api.matmul(x, weight, 1, backend=backend))
-    found = np.asarray(product(x, weight))
-    wanted = np.asarray(jax.jit(lambda x, w: reference.matmul(x, w, jnp.int32(1), False))(x, weight))
-    bound = np.abs(np.asarray(x)) @ np.abs(np.asarray(dequantize(weight[1], jnp.float32))).T
-    turns = 50
+def compared(case: str, backend: str, run: Callable, arguments: tuple, bound: np.ndarray | float,
+             nbytes: float) -> dict:  # fmt: skip
+    """run(backend, *arguments) against that of the reference, which may differ by `bound`, and how fast it goes through
+    `nbytes`."""
+    chosen, plain = (jax.jit(lambda *a, name=name: run(name, *a)) for name in (backend, "reference"))
+    found, wanted = (np.asarray(f(*arguments), np.float64) for f in (chosen, plain))
     begin = time.perf_counter()
-    for _ in range(turns):
-        last = product(x, weight)
+    for _ in range(TURNS):
+        last = chosen(*arguments)
     last.block_until_ready()
-    seconds = (time.perf_counter() - begin) / turns
+    seconds = (time.perf_counter() - begin) / TURNS
+    error = np.abs(found - wanted)
     return {
-        "format": name, "rows": rows, "backend": backend, "gbytes_per_s": weight.nbytes / 2 / seconds / 1e9,
-        "error": float(np.max(np.abs(found - wanted) / bound)),
-        "within": bool((np.abs(found - wanted) <= TOLERANCE * bound).all()),
+        "case": case, "backend": backend, "gbytes_per_s": nbytes / seconds / 1e9,
+        "error": float(np.max(error / np.maximum(bound, 1e-30))), "within": bool((error <= bound).all()),
     }  # fmt: skip
+
+
+def matmul(name: str, platform: str, rows: int, size: int = 2048) -> dict:
+    """One format, `size` outputs of as many inputs: the chosen backend against plain JAX, and its speed."""
+    rng = np.random.default_rng(0)
+    weight = jax.device_put(quantize(rng.standard_normal((2, size, size), np.float32), FORMATS[name]))
+    x = jnp.asarray(rng.standard_normal((rows, size)), jnp.float32)
+    backend = matmul_api.choose(x.dtype, [weight.format], platform)
+    bound = np.abs(np.asarray(x)) @ np.abs(np.asarray(dequantize(weight[1], jnp.float32))).T
+
+    def run(backend: str, x: jax.Array, weight) -> jax.Array:
+        return matmul_api.matmul(x, weight, 1, backend=backend)
+
+    return compared(f"matmul {name}, {rows} rows", backend, run, (x, weight), TOLERANCE * bound, weight.nbytes / 2)
+
+
+def experts(name: str, platform: str, size: int = 1024) -> list[dict]:
+    """One format, 4 of 8 experts for each of 6 rows, some of them of another device: the product, and gate and up with
+    what joins them, by matrices of `size` outputs and inputs."""
+    rng = np.random.default_rng(0)
+    held, rows, each = 8, 6, 4
+    weight = jax.device_put(quantize(rng.standard_normal((1, held, size, size), np.float32), FORMATS[name]))
+    x = jnp.asarray(rng.standard_normal((rows, size)), jnp.float32)
+    chosen = jnp.asarray(rng.integers(-1, held, rows * each), jnp.int32)
+    backend = expert_api.choose(x.dtype, weight.format, platform)
+    silu = Activation(name="silu")
+
+    def product(backend: str, x: jax.Array, weight) -> jax.Array:
+        return expert_api.expert_matmul(jnp.repeat(x, each, axis=0), weight, 0, chosen, of=held, backend=backend)
+
+    def joined(backend: str, x: jax.Array, weight) -> jax.Array:
+        return expert_api.gated(x, weight, weight, 0, chosen, activation=silu, of=held, backend=backend)
+
+    def magnitudes(x: jax.Array, weight) -> jax.Array:
+        wide = jnp.abs(dequantize(weight[0], jnp.float32))[:, :, :size]
+        return jnp.einsum("rk,rnk->rn", jnp.repeat(jnp.abs(x), each, axis=0), wide[chosen], precision="highest")
+
+    bound = TOLERANCE * np.asarray(jax.jit(magnitudes)(x, weight))
+    plain = np.asarray(jax.jit(lambda x, w: product("reference", x, w))(x, weight))
+    nbytes = weight.nbytes / held * len(set(np.asarray(chosen).tolist()) - {-1})
+    # The slope of silu(p)·p is below 2.2·|p|.
+    steep = 2.2 * bound * (np.abs(plain) + bound) + TOLERANCE * np.abs(np.asarray(activate(silu, plain, plain)))
+    return [
+        compared(f"experts {name}", backend, product, (x, weight), bound, nbytes),
+        compared(f"gate and up {name}", backend, joined, (x, weight), steep, 2 * nbytes),
+    ]
+
+
+def attention(kind: str, kv: str, platform: str, requests: int, tokens: int) -> dict:
+    """Decoding of requests with `tokens` tokens in the cache: the chosen backend against plain JAX, and its speed."""
+    rng = np.random.default_rng(0)
+    heads, group, dim, width = KINDS[kind]
+    dtype, block = QUERIES[kv], 32
+    columns = -(-tokens // block)
+    table = jnp.asarray(rng.permutation(requests * columns).reshape(requests, columns), jnp.int32)
+    each = jnp.full((requests,), 1, jnp.int32)
+    step = Step(start=each * (tokens - 1), count=each, table=table, slot=each)
+    keys, values = (pages(kv, seed, (1, requests * columns, block, heads, dim)) for seed in (0, 1))
+    # Scores far enough apart that a softmax is of few tokens, and a wrong one shows.
+    q = 4 * jax.random.normal(jax.random.key(2), (requests, 1, heads, group, dim))
+    scale = dim**-0.5
+
+    def run(backend: str, q: jax.Array, keys: Pages, values: Pages) -> jax.Array:
+        if kind == "heads":
+            return attention_api.paged_attention(q, keys, values, 0, step, scale=scale, backend=backend)
+        first = jnp.zeros((), jnp.int32)
+        _, total, mixed = attention_api.latent_attention(
+            q[:, :, 0], keys, 0, step, rank=width, scale=scale, first=first, backend=backend
+        )
+        return mixed / total[..., None]
+
+    backend = attention_api.choose(dtype, platform)
+    row = sum(a[0, 0, 0].nbytes for a in (keys.values, keys.exponent) if a is not None)
+    nbytes = requests * tokens * row * (2 if kind == "heads" else 1)
+    # No number of a normal distribution is larger than 6 here.
+    bound = 6 * ATTENTION[jnp.dtype(dtype).name]
+    case = f"attention by {kind}, {kv} KV, {requests} of {tokens:,} tokens"
+    return compared(case, backend, run, (q.astype(dtype), keys, values), bound, nbytes)
+
+
+def pages(kv: str, seed: int, shape: tuple[int, ...]) -> Pages:
+    """A cache [layers, blocks, block, heads, dim] of normal numbers."""
+    rows, exponent = jax.random.normal(jax.random.key(seed), shape), None
+    if kv == "fp8":
+        rows, exponent = to_fp8(rows)
+    narrow = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}[kv]
+    return Pages(values=to_bits(rows, stored_as(narrow)), exponent=exponent)
 
 
 def tokens(platform: str) -> list[dict]:

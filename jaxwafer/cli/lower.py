@@ -6,7 +6,7 @@ from rich.table import Table
 
 from jaxwafer.cli.run import NOTES
 from jaxwafer.ops import native
-from jaxwafer.ops.matmul.gpu import KERNEL
+from jaxwafer.ops.gpu_kernel import KERNEL
 from jaxwafer.pipeline.programs import Programs
 from jaxwafer.roofline.lowered import read_exported
 from jaxwafer.roofline.report import operations

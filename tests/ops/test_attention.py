@@ -1,18 +1,17 @@
 """Paged attention against a softmax written out in NumPy."""
 
-from contextlib import nullcontext
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.attention.api import BACKENDS, choose, paged_attention
 from jaxwafer.ops.attention.reference import CHUNK
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
+
+from .kernels import interpreted
 
 HEADS, GROUP, DIM, LAYER, SCALE = 2, 3, 8, 1, 0.3
 BLOCK, COLUMNS = 32, 2 * CHUNK // 32 + 1  # a table of two chunks and a block
@@ -26,11 +25,11 @@ def attend(*args, **kwargs):
 
 @pytest.fixture(params=BACKENDS, autouse=True)
 def backend(request, monkeypatch):
-    """Every test, with each backend; the TPU's is interpreted."""
+    """Every test, with each backend; the TPU's and the GPU's are interpreted."""
     if request.param == "cpu" and choose(jnp.float32, "cpu") != "cpu":
         pytest.skip("no kernel here")
     monkeypatch.setitem(USED, "backend", request.param)
-    with pltpu.force_tpu_interpret_mode() if request.param == "tpu" else nullcontext():
+    with interpreted(request.param):
         yield
 
 

@@ -19,7 +19,7 @@ from jaxwafer.quant.convert import dequantize, quantize
 from jaxwafer.quant.formats import FORMATS
 
 S, E, N, K = 2, 5, 7, 40
-# The TPU's is in test_expert_matmul_tpu.py.
+# The TPU's and the GPU's are in test_expert_matmul_kernels.py.
 HERE = ("cpu", "reference")
 STACK = np.random.default_rng(0).standard_normal((S, E, N, K)).astype(np.float32)
 
@@ -129,7 +129,8 @@ def test_bfloat16_rows_accumulate_in_float32():
 def test_the_choice_is_shown():
     bf16, int4 = FORMATS["bf16"], FORMATS["int4"]
     assert api.choose(jnp.float32, int4, "tpu") == "tpu"
-    assert backends.implementations("gpu")["expert_matmul"] == {"backend": "reference", "reason": "not made for gpu"}
+    taken = {"backend": "gpu", "reason": "Pallas kernel by Triton"}
+    assert backends.implementations("gpu")["expert_matmul"] == taken
     report = Operations("tpu").report(jnp.float32, [bf16], [int4], ("sampling", "attention"))
     assert list(report) == ["matmul bf16", "expert_matmul int4", "attention", "sampling"]
     assert "expert_matmul" not in " ".join(Operations("tpu").report(jnp.float32, [bf16], [], ()))

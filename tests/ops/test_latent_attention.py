@@ -1,18 +1,17 @@
 """Latent attention over some of a request's blocks: parts of a softmax that join to the whole, in NumPy."""
 
-from contextlib import nullcontext
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.attention.api import BACKENDS, choose, latent_attention
 from jaxwafer.ops.attention.reference import CHUNK, NEVER, owned
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
+
+from .kernels import interpreted
 
 HEADS, WIDTH, RANK, LAYER, SCALE = 3, 10, 7, 1, 0.3
 run = jax.jit(latent_attention, static_argnames=("rank", "scale", "backend"))
@@ -20,11 +19,11 @@ run = jax.jit(latent_attention, static_argnames=("rank", "scale", "backend"))
 
 @pytest.fixture(params=BACKENDS, autouse=True)
 def backend(request, monkeypatch):
-    """Every test, with each backend; the TPU's is interpreted."""
+    """Every test, with each backend; the TPU's and the GPU's are interpreted."""
     if request.param == "cpu" and choose(jnp.float32, "cpu") != "cpu":
         pytest.skip("no kernel here")
     monkeypatch.setitem(USED, "backend", request.param)
-    with pltpu.force_tpu_interpret_mode() if request.param == "tpu" else nullcontext():
+    with interpreted(request.param):
         yield
 
 

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxwafer.ops import choice
-from jaxwafer.ops.attention import cpu, reference, tpu
+from jaxwafer.ops.attention import cpu, gpu, reference, tpu
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 
 # Tried in order. Each module has `objection(dtype, platform) -> str | None`, `description() -> str` and the operations
 # below. The reference objects to nothing.
-BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
+BACKENDS = {"cpu": cpu, "gpu": gpu, "tpu": tpu, "reference": reference}
 
 
 def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,

@@ -34,11 +34,9 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
     highest, total, mixed = softmax_over_blocks(
         q, fetch, step.table, begin, step, block=k.block, scale=scale, window=window, width=q.shape[-1]
     )
-    if sinks is not None:
-        base = jnp.where(jnp.isfinite(highest), highest, 0.0)
-        total = total + jnp.where(total > 0, jnp.exp(sinks[None, :, :, None] - base), 0.0)
-    out = jnp.where((total > 0)[..., None], mixed / jnp.where(total > 0, total, 1.0)[..., None], 0.0)
-    return einops.rearrange(out, "b h g t d -> b t h g d")
+    highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
+    parts = (einops.rearrange(a, "b h g t ... -> (b t) h g ...") for a in (highest, total, mixed))
+    return einops.rearrange(whole(*parts, sinks), "(b t) h g d -> b t h g d", b=q.shape[0])
 
 
 def latent_attention(q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
@@ -61,7 +59,7 @@ def owned(step: Step, pages: Pages, first: jax.Array) -> tuple[jax.Array, jax.Ar
     position of their first token, int32 [B, blocks], in order and at the front; the rest never begin."""
     begin = jnp.arange(step.table.shape[1], dtype=jnp.int32)[None] * pages.block
     local = step.table - first
-    mine = (local >= 0) & (local < pages.blocks) & (begin < _live(step))
+    mine = (local >= 0) & (local < pages.blocks) & (begin < live_tokens(step))
     place = jnp.where(mine, jnp.cumsum(mine, axis=1, dtype=jnp.int32) - 1, step.table.shape[1])
     row = jnp.arange(step.table.shape[0], dtype=jnp.int32)[:, None]
     table = jnp.zeros_like(local).at[row, place].set(local, mode="drop")
@@ -69,7 +67,15 @@ def owned(step: Step, pages: Pages, first: jax.Array) -> tuple[jax.Array, jax.Ar
     return table, begin
 
 
-def _live(step: Step) -> jax.Array:
+def whole(highest: jax.Array, total: jax.Array, mixed: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    """The softmax's result from its parts [B, heads, group], highest finite, and mixed [B, heads, group, width]; 0
+    where nothing was seen. sinks: [heads, group]."""
+    if sinks is not None:
+        total = total + jnp.where(total > 0, jnp.exp(sinks[None] - highest), 0.0)
+    return jnp.where((total > 0)[..., None], mixed / jnp.where(total > 0, total, 1.0)[..., None], 0.0)
+
+
+def live_tokens(step: Step) -> jax.Array:
     """Tokens of each request in the cache, int32 [B, 1]; none of a pad row."""
     return jnp.where(step.count > 0, step.start + step.count, 0)[:, None]
 
@@ -88,7 +94,7 @@ def softmax_over_blocks(q: jax.Array, fetch: Callable, table: jax.Array, begin: 
     table = jnp.pad(table, ((0, 0), (0, pad)))
     begin = jnp.pad(begin, ((0, 0), (0, pad)), constant_values=NEVER)
     query = step.positions(q.shape[1])
-    live = _live(step)
+    live = live_tokens(step)
     batch, tokens, heads, group, _ = q.shape
     inside = jnp.arange(block, dtype=jnp.int32)[None, None]
 

@@ -36,13 +36,11 @@ def paged_attention(q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: St
     if q.shape[1] > 1:
         return reference.paged_attention(q, k, v, layer, step, scale=scale, window=window, sinks=sinks)
     begin = jnp.arange(step.table.shape[1], dtype=jnp.int32)[None] * k.block
-    begin = jnp.where(begin < _live(step), begin, reference.NEVER)
+    begin = jnp.where(begin < reference.live_tokens(step), begin, reference.NEVER)
     highest, total, mixed = _decode(
         q[:, 0], k, v, layer, step, step.table, begin, scale=scale, window=window, width=q.shape[-1],
     )  # fmt: skip
-    if sinks is not None:
-        total = total + jnp.where(total > 0, jnp.exp(sinks[None, ..., None] - highest), 0.0)
-    return jnp.where(total > 0, mixed / jnp.where(total > 0, total, 1.0), 0.0)[:, None]
+    return reference.whole(highest[..., 0], total[..., 0], mixed, sinks)[:, None]
 
 
 def latent_attention(q: jax.Array, latent: Pages, layer: jax.Array, step: Step, *, rank: int, scale: float,
@@ -55,10 +53,6 @@ def latent_attention(q: jax.Array, latent: Pages, layer: jax.Array, step: Step, 
     )
     highest = jnp.where(total > 0, highest, -jnp.inf)
     return highest[..., 0], total[..., 0], mixed
-
-
-def _live(step: Step) -> jax.Array:
-    return jnp.where(step.count > 0, step.start + step.count, 0)[:, None]
 
 
 def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Step, table: jax.Array,

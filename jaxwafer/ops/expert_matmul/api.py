@@ -5,14 +5,13 @@ import jax.numpy as jnp
 
 from jaxwafer.model.mlp import Activation
 from jaxwafer.ops import choice
-from jaxwafer.ops.activation import activate
-from jaxwafer.ops.expert_matmul import cpu, reference, tpu
+from jaxwafer.ops.expert_matmul import cpu, gpu, reference, tpu
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 
 # Tried in order. Each module has `objection(dtype, form, platform) -> str | None`, `description(form, quantise) -> str`
 # and `expert_matmul(x, weight, index, experts, of, quantise)`. The reference objects to nothing.
-BACKENDS = {"cpu": cpu, "tpu": tpu, "reference": reference}
+BACKENDS = {"cpu": cpu, "gpu": gpu, "tpu": tpu, "reference": reference}
 
 
 def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array | int, experts: jax.Array, *,
@@ -35,11 +34,10 @@ def gated(x: jax.Array, gate: QuantizedArray, up: QuantizedArray, index: jax.Arr
     x: [X, K]; experts: int32 [R], of which as many in turn belong to each row as R has of X. Returns float32 [R, N].
     """
     index = jnp.asarray(index, jnp.int32)
+    arguments = x, gate, up, index, experts, activation, of, quantise
     if not hasattr(BACKENDS[backend], "gated"):
-        rows = jnp.repeat(x, experts.shape[0] // max(1, x.shape[0]), axis=0)
-        halves = (BACKENDS[backend].expert_matmul(rows, weight, index, experts, of, quantise) for weight in (gate, up))
-        return activate(activation, *halves)
-    return BACKENDS[backend].gated(x, gate, up, index, experts, activation, of, quantise)
+        return reference.gated(*arguments, product=BACKENDS[backend].expert_matmul)
+    return BACKENDS[backend].gated(*arguments)
 
 
 def choose(dtype, form: Format, platform: str) -> str:

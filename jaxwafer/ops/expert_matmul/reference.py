@@ -1,8 +1,12 @@
 """Plain JAX: one chosen expert after the other is dequantised and multiplied with all of its rows."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
+from jaxwafer.model.mlp import Activation
+from jaxwafer.ops.activation import activate
 from jaxwafer.quant.array import QuantizedArray, dequantize
 from jaxwafer.quant.formats import Format
 
@@ -52,3 +56,11 @@ def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, expert
     out = jnp.zeros((rows + tile, outputs), jnp.float32)
     _, out = jax.lax.while_loop(lambda carry: carry[0] < ends[-1], expert, (jnp.zeros((), jnp.int32), out))
     return jnp.zeros((rows, outputs), jnp.float32).at[order].set(out[:rows], unique_indices=True)
+
+
+def gated(x: jax.Array, gate: QuantizedArray, up: QuantizedArray, index: jax.Array, experts: jax.Array,
+          activation: Activation, of: int, quantise: bool, product: Callable = expert_matmul) -> jax.Array:  # fmt: skip
+    """x: [X, K], of which each row has R / X of the experts in turn. product: any backend's `expert_matmul`. Returns
+    float32 [R, N]."""
+    rows = jnp.repeat(x, experts.shape[0] // max(1, x.shape[0]), axis=0)
+    return activate(activation, *(product(rows, weight, index, experts, of, quantise) for weight in (gate, up)))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxwafer.ops.expert_matmul.visits import owners, ranges, share_out
 from jaxwafer.ops.matmul.tpu import ROWS, arrays, cost, objection_to, outputs_of_block, product, split
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
@@ -32,7 +33,7 @@ def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, expert
     """x: [R, K]. The weight is widened to the dtype of x. Returns float32 [R, N]."""
     form, (count, held, outputs, stored) = weight.format, weight.values.shape
     rows = x.shape[0]
-    owner = jnp.where((experts >= 0) & (experts < held), experts, held)
+    owner = owners(experts, held)
     order = jnp.argsort(owner, stable=True)
     halves = split(x[order], weight)
     values, *scales = arrays(weight)
@@ -77,19 +78,11 @@ def expert_matmul(x: jax.Array, weight: QuantizedArray, index: jax.Array, expert
 def _visits(owner: jax.Array, held: int, tile: int, most: int) -> tuple[jax.Array, ...]:
     """Of each visit the tile, the expert and the range of sorted rows, int32 [most] each; none where the range is
     empty. owner: int32 [R], `held` for rows of no expert."""
-    number = jnp.zeros((held,), jnp.int32).at[owner].add(1, mode="drop")
-    end = jnp.cumsum(number)
-    begin = end - number
+    begin, end = ranges(owner, held)
     first = begin // tile
-    spans = jnp.where(number > 0, (end - 1) // tile - first + 1, 0)
-    upto = jnp.cumsum(spans)
-    visit = jnp.arange(most, dtype=jnp.int32)
-    last = jnp.minimum(visit, jnp.maximum(upto[-1] - 1, 0))
-    expert = jnp.sum((upto[None] <= last[:, None]).astype(jnp.int32), axis=1)
-    expert = jnp.minimum(expert, held - 1)
-    at = first[expert] + last - (upto - spans)[expert]
-    live = visit < upto[-1]
-    return jnp.where(upto[-1] > 0, at, 0), expert, jnp.where(live, begin[expert], 0), jnp.where(live, end[expert], 0)
+    expert, nth, live = share_out(jnp.where(end > begin, (end - 1) // tile - first + 1, 0), most)
+    at = jnp.where(live[0], first[expert] + nth, 0)
+    return at, expert, jnp.where(live, begin[expert], 0), jnp.where(live, end[expert], 0)
 
 
 def _kernel(form: Format, halves: int, names: tuple[str, ...], tile: int, layer, tiles, experts, begin, end, *refs):
