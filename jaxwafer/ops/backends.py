@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from jaxwafer.ops.append import api as append
 from jaxwafer.ops.attention import api as attention
 from jaxwafer.ops.expert_matmul import api as expert_matmul
 from jaxwafer.ops.head_matmul import api as head_matmul
@@ -20,6 +21,7 @@ OPERATIONS: dict[str, Callable[[str], dict[str, str]]] = {
     "expert_matmul": expert_matmul.implementation,
     "embedding": lookup.implementation,
     "products by head": head_matmul.implementation,
+    "KV append": append.implementation,
     "attention": attention.implementation,
     "linear attention": linear_attention.implementation,
     "sampling": only_reference,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxwafer.model.mlp import Activation
+from jaxwafer.ops.append import api as append
 from jaxwafer.ops.attention import api as attention
 from jaxwafer.ops.backends import implementations
 from jaxwafer.ops.delta_rule import api as delta_rule
@@ -80,6 +81,10 @@ class Operations:
         rows = weight.values.shape[-2] // x.shape[2]
         backend = head_matmul.choose(x.dtype, weight.format, rows, self.platform)
         return head_matmul.expand(x, weight, layer, backend=backend)
+
+    def append(self, pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array) -> Pages:
+        """As `ops.append.api.append`."""
+        return append.append(pages, layer, block, offset, rows, backend=append.choose(self.platform))
 
     def paged_attention(self, q: jax.Array, k: Pages, v: Pages, layer: jax.Array, step: Step, *, scale: float,
                         window: int | None = None, sinks: jax.Array | None = None) -> jax.Array:  # fmt: skip

@@ -1,10 +1,10 @@
-"""Rows of the paged KV cache: append and read, in float or in FP8 with a power-of-two scale a head."""
+"""Rows of the paged KV cache, in float or in FP8 with a power-of-two scale a head."""
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.ops.bits import from_bits, to_bits
+from jaxwafer.ops.bits import from_bits
 from jaxwafer.quant.formats import E4M3_MAX
 
 
@@ -27,23 +27,6 @@ class Pages:
     @property
     def blocks(self) -> int:
         return self.values.shape[1]
-
-
-def append(pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array) -> Pages:
-    """Write rows [B, T, heads, head_dim] at (block, offset), int32 [B, T]; a block outside the pages is dropped.
-
-    One scatter, so that a donated cache is updated in place.
-    """
-    # A scatter drops what lies past the end but wraps what is negative.
-    block = jnp.where(block < 0, pages.blocks, block)
-    if pages.exponent is None:
-        bits = to_bits(rows, pages.values.dtype)
-        return pages.replace(values=pages.values.at[layer, block, offset].set(bits, mode="drop"))
-    scaled, exponent = to_fp8(rows)
-    return Pages(
-        values=pages.values.at[layer, block, offset].set(to_bits(scaled, pages.values.dtype), mode="drop"),
-        exponent=pages.exponent.at[layer, block, offset].set(exponent, mode="drop"),
-    )
 
 
 def read(pages: Pages, layer: jax.Array, blocks: jax.Array, dtype) -> jax.Array:

@@ -17,7 +17,6 @@ from jaxwafer.layers import mixers, mlps
 from jaxwafer.layers.residual import Blocks, Plain, residual
 from jaxwafer.ops.collective import psum
 from jaxwafer.ops.operations import Operations
-from jaxwafer.ops.pages import append
 from jaxwafer.ops.step import Step
 from jaxwafer.partition.placement import Phase, Placement, SlotTable
 from jaxwafer.pipeline.stream import BroughtOperations, bring, brought
@@ -208,7 +207,7 @@ class Stage:
                 # The shard's first block; another core's blocks lie before or after.
                 first = jax.lax.axis_index("core").astype(jnp.int32) * store.blocks
                 block = jnp.where((block >= first) & (block < first + store.blocks), block - first, -1)
-            written[field.name] = append(store, layer, jnp.where(mine, block, -1), offset, rows[field.name])
+            written[field.name] = self.ops.append(store, layer, jnp.where(mine, block, -1), offset, rows[field.name])
         return written
 
     def _mlp(self, stacks: tuple[int, ...], slot: jax.Array, stream, step: Step):

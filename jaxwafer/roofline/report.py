@@ -180,7 +180,7 @@ def operations(spec: ModelSpec) -> set[str]:
     if any(isinstance(kind, MLA) for kind in spec.mixers):
         found.add("products by head")
     if TokenField in fields:
-        found.add("attention")
+        found |= {"KV append", "attention"}
     if StateField in fields:
         found.add("linear attention")
     return found

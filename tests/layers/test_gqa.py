@@ -12,7 +12,7 @@ from jaxwafer.layers import gqa
 from jaxwafer.model.kinds import GQA
 from jaxwafer.model.rope import Rope
 from jaxwafer.ops.operations import Operations
-from jaxwafer.ops.pages import Pages, append
+from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import FORMATS
@@ -48,7 +48,7 @@ def run(shard: dict, layer: jax.Array, x: jax.Array, kind: GQA = KIND) -> jax.Ar
     carry, rows = gqa.project(kind, shard, layer, x, step, {}, ops)
     block, offset = step.rows(T, 4)
     empty = Pages(values=jnp.full((2, 3, 4, heads, DIM), jnp.nan, jnp.float32), exponent=None)
-    cache = {name: append(empty, layer, block, offset, r) for name, r in rows.items()}
+    cache = {name: ops.append(empty, layer, block, offset, r) for name, r in rows.items()}
     return gqa.output(kind, shard, layer, gqa.attend(kind, shard, layer, carry, cache, step, ops), ops)
 
 

@@ -12,7 +12,7 @@ from jaxwafer.layers import mla
 from jaxwafer.model.kinds import MLA
 from jaxwafer.model.rope import Rope
 from jaxwafer.ops.operations import Operations
-from jaxwafer.ops.pages import Pages, append, power_of_two, to_fp8
+from jaxwafer.ops.pages import Pages, power_of_two, to_fp8
 from jaxwafer.ops.step import Step
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import FORMATS
@@ -127,7 +127,7 @@ def phases(kind, mesh, specs, arrays, x, latent, step):
         block, offset = step.rows(T, BLOCK)
         block = block - jax.lax.axis_index("core").astype(jnp.int32) * latent.blocks
         block = jnp.where(block < latent.blocks, block, -1)
-        latent = append(latent, layer, block, offset, new["latent"])
+        latent = ops.append(latent, layer, block, offset, new["latent"])
         carry = mla.combine(kind, mla.attend(kind, arrays, layer, carry, {"latent": latent}, step, ops))
         return jax.lax.psum(mla.output(kind, arrays, layer, carry, ops), "core")
 

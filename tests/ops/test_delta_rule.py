@@ -1,5 +1,6 @@
 """The gated delta rule against its recurrence in float64."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.delta_rule.api import BACKENDS, recur
 from jaxwafer.ops.state import State
@@ -17,9 +19,10 @@ USED = {"backend": "reference"}
 
 @pytest.fixture(params=BACKENDS, autouse=True, scope="module")
 def backend(request):
-    """Every test, with each backend."""
+    """Every test, with each backend; the TPU's is interpreted."""
     USED["backend"] = request.param
-    return request.param
+    with pltpu.force_tpu_interpret_mode() if request.param == "tpu" else nullcontext():
+        yield
 
 
 @partial(jax.jit, static_argnames="backend")
@@ -162,3 +165,18 @@ def test_a_first_token_finds_no_state_and_a_negative_slot_is_left_alone(keys, va
     close((after[1, 1], after[1, 2]), (states[0], states[2]))
     np.testing.assert_array_equal(after[0], state)
     assert np.isnan(np.asarray(after)[1, 0]).all()
+
+
+@pytest.mark.parametrize("slots", [[-1, -1, 2, -1, 0], [3, -1, -1, 1, -1], [-1, -1]])
+@pytest.mark.parametrize("heads", [3, 16])
+@pytest.mark.parametrize("channels", [True, False], ids=["a channel", "a head"])
+def test_idle_requests_before_between_and_after_live_ones_change_nothing(slots, heads, channels):
+    q, k, v, g, beta, _ = inputs(13, 1, batch=len(slots), heads=heads, channels=channels)
+    stored = np.random.default_rng(14).standard_normal((2, 5, heads, 5, 7)).astype(np.float32)
+    slot, start = np.array(slots, np.int32), np.arange(1, len(slots) + 1, dtype=np.int32)
+    out, after = recurred(q, k, v, g, beta, stored, slot, start, backend=USED["backend"])
+    live = slot >= 0
+    want, states = oracle(*(x[live] for x in (q, k, v, g, beta)), stored[1, slot[live]])
+    expected = stored.copy()
+    expected[1, slot[live]] = states
+    close((np.asarray(out)[live], after), (want, expected))

@@ -12,7 +12,7 @@ from jaxwafer.ops import pages as ops
 from jaxwafer.ops.pages import Pages, power_of_two
 
 LAYERS, BLOCKS, BLOCK, HEADS, DIM = 2, 5, 4, 3, 8
-append, to_fp8, read = jax.jit(ops.append), jax.jit(ops.to_fp8), jax.jit(ops.read, static_argnums=3)
+to_fp8, read = jax.jit(ops.to_fp8), jax.jit(ops.read, static_argnums=3)
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
 
 
@@ -38,24 +38,6 @@ def whole(*values) -> tuple[jax.Array, ...]:
 
 
 @pytest.mark.parametrize("form", DTYPES)
-def test_append_writes_its_rows_and_touches_no_other(form):
-    cache, new = pages(form), rows(2, 3)
-    layer, block, offset = whole(1, [[0, 4, 3], [1, 1, 2]], [[0, 3, 1], [0, 1, 2]])
-    expected = host(cache)
-    expected[1, np.asarray(block), np.asarray(offset)] = np.asarray(new)
-    np.testing.assert_array_equal(host(append(cache, layer, block, offset, new)), expected)
-
-
-@pytest.mark.parametrize("form", DTYPES)
-def test_append_drops_rows_outside_the_cache_and_neither_clamps_nor_wraps_them_onto_a_live_one(form):
-    cache, new = pages(form), rows(2, 3)
-    layer, block, offset = whole(0, [[BLOCKS, -1, -BLOCKS], [2, BLOCKS + 7, -1]], [[0, 1, 2], [3, 3, 0]])
-    expected = host(cache)
-    expected[0, 2, 3] = np.asarray(new)[1, 0]
-    np.testing.assert_array_equal(host(append(cache, layer, block, offset, new)), expected)
-
-
-@pytest.mark.parametrize("form", DTYPES)
 def test_read_gives_a_requests_blocks_in_the_order_of_its_table(form):
     cache = pages(form)
     (layer, blocks) = whole(1, [[3, 0], [4, 4]])
@@ -63,18 +45,6 @@ def test_read_gives_a_requests_blocks_in_the_order_of_its_table(form):
     expected = host(cache)[1][np.asarray(blocks)].reshape(2, 2 * BLOCK, HEADS, DIM)
     np.testing.assert_array_equal(got, expected)
     assert read(cache, layer, blocks, jnp.bfloat16).dtype == jnp.bfloat16
-
-
-def test_a_donated_cache_is_updated_in_place():
-    cache = jax.tree.map(lambda a: a + jnp.zeros((), a.dtype), pages("f32"))
-    layer, block, offset = whole(0, [[1]], [[2]])
-    compiled = jax.jit(ops.append, donate_argnums=0).lower(cache, layer, block, offset, rows(1, 1)).compile()
-    memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes == cache.values.nbytes
-    assert memory.temp_size_in_bytes < cache.values.nbytes
-    before = cache.values.unsafe_buffer_pointer()
-    after = compiled(cache, layer, block, offset, rows(1, 1))
-    assert cache.values.is_deleted() and after.values.unsafe_buffer_pointer() == before
 
 
 def test_powers_of_two_are_exact():
@@ -126,12 +96,3 @@ def test_infinities_and_the_largest_numbers_are_clipped_not_nan():
 def test_tiny_rows_lose_range_not_sign_or_finiteness():
     values, exponent = scaled([1e-36, -1e-37])
     assert exponent == -120 and np.all(np.isfinite(values)) and values[0] > 0 > values[1]
-
-
-def test_one_head_does_not_scale_another():
-    new = np.ones((1, 1, HEADS, DIM), np.float32)
-    new[0, 0, 1] = 1e6
-    layer, block, offset = whole(0, [[0]], [[0]])
-    got = host(append(pages("fp8"), layer, block, offset, jnp.asarray(new)))[0, 0, 0]
-    np.testing.assert_array_equal(got[[0, 2]], 1.0)
-    np.testing.assert_allclose(got[1], 1e6, rtol=2**-4)

@@ -5,9 +5,9 @@ past a request's last block the grid names that one again, which is not fetched 
 path.
 """
 
+import math
 from functools import partial
 
-import einops
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.attention import reference
 from jaxwafer.ops.bits import NUMBERS
+from jaxwafer.ops.by_head import by_head
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 from jaxwafer.ops.widen import e4m3
@@ -69,7 +70,7 @@ def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Ste
     else:
         old = jnp.zeros_like(count)
     scalars = (jnp.asarray(layer, jnp.int32).reshape(1), table, begin, old, count, step.start)
-    arrays = [part for pages in (k, v) if pages is not None for part in _by_head(pages)]
+    arrays = [part for pages in (k, v) if pages is not None for part in by_head(pages)]
 
     def of_block(b, j, layer, table, begin, old, count, start):
         return layer[0], table[b, jnp.clip(old[b] + j, 0, jnp.maximum(count[b] - 1, 0))], 0, 0
@@ -98,19 +99,10 @@ def _decode(q: jax.Array, k: Pages, v: Pages | None, layer: jax.Array, step: Ste
         cost_estimate=pl.CostEstimate(
             flops=4 * heads * group * dim * most * block,
             transcendentals=heads * group * most * block,
-            bytes_accessed=most * sum(a[0, 0].size * a.dtype.itemsize for a in arrays),
+            bytes_accessed=most * sum(math.prod(a.shape[2:]) * a.dtype.itemsize for a in arrays),
         ),
     )  # fmt: skip
     return call(*scalars, q, *arrays)
-
-
-def _by_head(pages: Pages) -> list[jax.Array]:
-    """Values [layers, blocks, heads, block, dim] and exponents [layers, blocks, heads, block]: the order in which tiles
-    of a TPU's memory are full. The compiler keeps the cache in it, and nothing moves."""
-    parts = [einops.rearrange(pages.values, "l n s h d -> l n h s d")]
-    if pages.exponent is not None:
-        parts.append(einops.rearrange(pages.exponent, "l n s h -> l n h s"))
-    return parts
 
 
 def _kernel(layer, table, begin, old, count, start, q, *refs, scale: float, window: int | None, width: int, block: int,

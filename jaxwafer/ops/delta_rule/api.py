@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxwafer.ops import choice
-from jaxwafer.ops.delta_rule import reference
+from jaxwafer.ops.delta_rule import reference, tpu
 from jaxwafer.ops.state import State
 
 # Tried in order. Each module has `objection(dtype, platform) -> str | None`, `description() -> str` and `recur`. The
 # reference objects to nothing.
-BACKENDS = {"reference": reference}
+BACKENDS = {"tpu": tpu, "reference": reference}
 
 
 def recur(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Array, state: State, layer: jax.Array,
