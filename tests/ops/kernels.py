@@ -1,4 +1,4 @@
-"""Kernels of platforms that are not here: interpreted, or lowered for one."""
+"""Kernels of platforms that are not here: what they take, interpreted, or lowered for one."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -8,7 +8,9 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxwafer.ops.bits import stored_as
 from jaxwafer.ops.gpu_kernel import KERNEL
+from jaxwafer.ops.pages import Pages
 
 
 def interpreted(backend: str) -> AbstractContextManager:
@@ -16,6 +18,11 @@ def interpreted(backend: str) -> AbstractContextManager:
     if backend == "gpu":
         return mock.patch.object(pl, "pallas_call", partial(pl.pallas_call, interpret=True))
     return pltpu.force_tpu_interpret_mode() if backend == "tpu" else nullcontext()
+
+
+def as_bits(pages: Pages) -> Pages:
+    """The cache as the engine keeps it."""
+    return pages.replace(values=pages.values.view(stored_as(pages.values.dtype)))
 
 
 def lowered_for_cuda(function, *arguments) -> str:

@@ -13,7 +13,7 @@ from jaxwafer.ops.append.api import BACKENDS, append, choose
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 
-from .test_attention_tpu import as_bits
+from .kernels import as_bits
 from .test_pages import DTYPES, host, pages, rows, whole
 
 run = jax.jit(append, static_argnames="backend")

@@ -9,13 +9,12 @@ import pytest
 
 from jaxwafer.ops import gpu_kernel
 from jaxwafer.ops.attention import gpu, reference, tpu
-from jaxwafer.ops.bits import stored_as
 from jaxwafer.ops.gpu_kernel import KERNEL
 from jaxwafer.ops.pages import Pages
 from jaxwafer.ops.step import Step
 
 from . import test_attention, test_latent_attention
-from .kernels import interpreted, lowered_for_cuda
+from .kernels import as_bits, interpreted, lowered_for_cuda
 
 LENGTHS = [1, 31, 33, 70, 5]
 
@@ -24,11 +23,6 @@ LENGTHS = [1, 31, 33, 70, 5]
 def kernel(request):
     with interpreted(request.param):
         yield {"tpu": tpu, "gpu": gpu}[request.param]
-
-
-def as_bits(pages: Pages) -> Pages:
-    """The cache as the engine keeps it."""
-    return pages.replace(values=pages.values.view(stored_as(pages.values.dtype)))
 
 
 @pytest.mark.parametrize("form", ["f32", "bf16", "fp8"])
