@@ -46,9 +46,8 @@ SCHEMA = {
         "decode_temp_bytes_per_device": int, "peak_device_bytes": (int, type(None)), "peak_host_bytes": int,
     },
     "backends": {
-        "matmul f32": {"backend": str, "reason": str}, "KV append": {"backend": str, "reason": str}, "attention": {"backend": str, "reason": str},
-        "embedding": {"backend": str, "reason": str},
-        "sampling": {"backend": str, "reason": str},
+        name: {"backend": str, "reason": str}
+        for name in ("matmul f32", "KV append", "attention", "embedding", "sampling")
     },
     "versions": {"jaxwafer": str, "jax": str, "jaxlib": str, "python": str},
 }  # fmt: skip
