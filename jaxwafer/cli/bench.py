@@ -165,11 +165,11 @@ def as_csv(rows: list[dict]) -> str:
 
 
 def bench_tables(model: str, found: list[Measured], others: list[tuple[float, float] | None]) -> list[Table]:
-    """Speed, what it is held against, and the other engine where there is one: each fits into 80 columns."""
+    """Speed, what it is held against, and the other engine where there is one: each can be read in 80 columns."""
 
     def rate(spread: Spread) -> str:
         least, median, most = (f"{x:.{0 if x >= 100 else 1}f}" for x in (spread.least, spread.median, spread.most))
-        return f"{median} ({least}-{most})"
+        return median if least == most else f"{median} ({least}-{most})"
 
     speed = {
         "prefill tok/s": [rate(m.prefill_tokens_per_s) for m in found],

@@ -23,12 +23,12 @@ void Parallel(Pool& pool, int64_t count, const Function& f) {
     int64_t end;
   };
   struct Shared {
-    explicit Shared(int64_t runs) : runs(runs) {}
+    explicit Shared(int64_t count) : runs(count) {}
     std::vector<Run> runs;
     alignas(64) std::atomic<int64_t> done{0};
   };
-  int64_t threads = count > 1 ? std::min<int64_t>(pool.num_threads(), count) : 1;
-  if (threads == 1) {
+  int64_t threads = std::min<int64_t>(pool.num_threads(), count);
+  if (threads <= 1) {
     for (int64_t i = 0; i < count; ++i) f(i);
     return;
   }

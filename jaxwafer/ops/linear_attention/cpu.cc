@@ -66,30 +66,23 @@ inline void Step(const Head& h) {
   for (; first < h.values; first += kLanes) Columns<1>(h, first, overlap);
 }
 
-
 // f(first, left) for every vector of `count` elements: of the last one may be left fewer than it has.
 template <class F>
 inline void ByVectors(int64_t count, const F& f) {
   for (int64_t i = 0; i < count; i += kLanes) f(i, count - i);
 }
 
-// Σ_tap weight[c, tap] · inputs[tap][c] for every channel c. The number of taps is known, so that the compiler takes the
-// weights of a vector of channels apart by permuting.
-template <int Taps, class T>
-inline void Weighted(const T* const* inputs, const float* __restrict weight, int64_t channels, float* __restrict out) {
+// Σ_tap weight[c, tap] · inputs[tap][c] for every channel c. Where the number of taps is known (kTaps), the compiler
+// takes the weights of a vector of channels apart by permuting.
+template <int kTaps, class T>
+inline void Weighted(int taps, const T* const* inputs, const float* __restrict weight, int64_t channels,
+                     float* __restrict out) {
+  if (kTaps) taps = kTaps;
   for (int64_t c = 0; c < channels; ++c) {
     float sum = 0;
-    for (int tap = 0; tap < Taps; ++tap) sum += weight[c * Taps + tap] * Widen(inputs[tap][c]);
+    for (int tap = 0; tap < taps; ++tap) sum += weight[c * taps + tap] * Widen(inputs[tap][c]);
     out[c] = sum;
   }
-}
-
-constexpr int kMostTaps = 8;
-
-template <int Taps, class T>
-inline void Weighted(int taps, const T* const* inputs, const float* weight, int64_t channels, float* out) {
-  if (taps == Taps) return Weighted<Taps>(inputs, weight, channels, out);
-  if constexpr (Taps < kMostTaps) Weighted<Taps + 1>(taps, inputs, weight, channels, out);
 }
 
 // SiLU of the causal convolution of x [channels], rounded to the numbers T that the inputs before it, [taps − 1] rows
@@ -99,13 +92,14 @@ inline void Convolve(const float* x, const float* weight, T* past, int64_t strid
                      int64_t channels, float* out) {
   std::vector<T> now(channels);
   for (int64_t c = 0; c < channels; ++c) Narrow(x[c], now[c]);
-  const T* inputs[kMostTaps];
+  std::vector<const T*> inputs(taps);
   for (int tap = 0; tap < taps; ++tap) {
     bool last = tap + 1 == taps;
     if (fresh && !last) std::fill_n(past + tap * stride, channels, T{});
     inputs[tap] = last ? now.data() : past + tap * stride;
   }
-  Weighted<1>(taps, inputs, weight, channels, out);
+  // All published models have four taps.
+  (taps == 4 ? Weighted<4, T> : Weighted<0, T>)(taps, inputs.data(), weight, channels, out);
   for (int tap = 0; tap + 1 < taps; ++tap) std::copy_n(inputs[tap + 1], channels, past + tap * stride);
   ByVectors(channels, [&](int64_t i, int64_t left) {
     Floats y = LoadUpTo<Floats>(out + i, left);
@@ -124,9 +118,9 @@ inline void MakeUnit(float* x, int64_t count, float scale) {
   ByVectors(count, [&](int64_t i, int64_t left) { StoreUpTo(x + i, scale * LoadUpTo<Floats>(x + i, left), left); });
 }
 
-// exp g of z, `bound`·σ(rate·z) or, where that is 0, −rate·softplus(z).
+// exp g of z, `bound`·σ(rate·z) or, where that is no number, −rate·softplus(z).
 inline Floats Decay(Floats z, float rate, float bound) {
-  return Exp(bound ? bound * Sigmoid(rate * z) : -rate * Softplus(z));
+  return Exp(bound == bound ? bound * Sigmoid(rate * z) : -rate * Softplus(z));
 }
 
 // RMSNorm of out ⊙ weight ⊙ the gate's activation.
@@ -191,7 +185,8 @@ void Group(const Sizes& n, const Channels<T>& q, const Channels<T>& k, const Cha
     if (n.decays == 1) std::fill(decay.begin(), decay.end(), decay[0]);
     float* state = r.state + (row * n.heads + head) * n.keys * n.values;
     float beta = Sigmoid(Splat(r.beta[at]))[0];
-    Step({query.data(), key.data(), value.data() + h * n.values, decay.data(), beta, state, out, n.keys, n.values, fresh});
+    const float* own = value.data() + h * n.values;
+    Step({query.data(), key.data(), own, decay.data(), beta, state, out, n.keys, n.values, fresh});
     Finish(out, r.gate + at * n.values, r.norm, n.values, r.eps, r.silu);
   }
 }
@@ -206,10 +201,15 @@ ffi::Error LinearAttention(ffi::ThreadPool pool, F32 q, F32 k, F32 v, F32 z, F32
                            ffi::Result<ffi::AnyBuffer> new_k, ffi::Result<ffi::AnyBuffer> new_v, float eps, bool silu,
                            float bound) {
   auto shape = state.dimensions();
-  if (shape.size() != 5 || shape[0] < 1 || q_past.dimensions().size() != 4)
-    return ffi::Error::InvalidArgument("linear_attention takes state [layers, rows, H, K, V] and past inputs beside it");
-  Sizes n{beta.dimensions()[0], shape[2], q.dimensions()[1] / shape[3], shape[3], shape[4], 0, shape[1], int(q_past.dimensions()[2]) + 1};
-  n.decays = z.dimensions()[1] / n.heads;
+  auto flat = [](const F32& x) { return x.dimensions().size() == 2; };
+  bool ranks = shape.size() == 5 && q_past.dimensions().size() == 4;
+  for (const F32* x : {&q, &k, &v, &z, &beta, &gate, &q_conv, &k_conv, &v_conv, &bias, &rate, &norm}) ranks &= flat(*x);
+  if (!ranks || shape[0] < 1 || shape[2] < 1 || shape[3] < 1)
+    return ffi::Error::InvalidArgument("linear_attention takes state [layers, rows, H, K, V] and rows");
+  Sizes n{};
+  n.batch = beta.dimensions()[0], n.rows = shape[1], n.heads = shape[2], n.keys = shape[3], n.values = shape[4];
+  n.groups = q.dimensions()[1] / n.keys, n.decays = z.dimensions()[1] / n.heads;
+  n.taps = int(q_past.dimensions()[2]) + 1;
   int64_t queries = n.groups * n.keys, values = n.heads * n.values;
   auto fits = [&](const ffi::AnyBuffer& past, int64_t channels, const F32& x, const F32& weight) {
     auto p = past.dimensions();
@@ -217,10 +217,10 @@ ffi::Error LinearAttention(ffi::ThreadPool pool, F32 q, F32 k, F32 v, F32 z, F32
            x.dimensions()[1] == channels && weight.dimensions()[1] == channels * n.taps &&
            past.element_type() == q_past.element_type();
   };
-  if (n.groups < 1 || n.taps > kMostTaps || n.heads % n.groups || (n.decays != 1 && n.decays != n.keys) ||
+  if (n.groups < 1 || n.heads % n.groups || (n.decays != 1 && n.decays != n.keys) ||
       z.dimensions()[1] != n.heads * n.decays || !fits(q_past, queries, q, q_conv) ||
       !fits(k_past, queries, k, k_conv) || !fits(v_past, values, v, v_conv) || gate.dimensions()[1] != values ||
-      bias.dimensions()[1] != n.heads * n.decays || rate.dimensions()[1] < n.heads || norm.dimensions()[1] != n.values ||
+      bias.dimensions()[1] != n.heads * n.decays || rate.dimensions()[1] != n.heads || norm.dimensions()[1] != n.values ||
       int64_t(slot.element_count()) != n.batch || int64_t(start.element_count()) != n.batch)
     return ffi::Error::InvalidArgument("linear_attention's inputs and cache do not fit together");
   auto own = [](const F32& stack, const S32& at) {

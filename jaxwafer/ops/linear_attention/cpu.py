@@ -48,8 +48,7 @@ def linear_attention(projected: Projected, weights: dict[str, jax.Array], index:
         input_output_aliases={first + i: 1 + i for i in range(len(FIELDS))},
         vmap_method="sequential",
     )
-    # A bound of 0 stands for none: it would forget nothing.
     out, *updated = call(*rows, *vectors, *before, *stored, eps=np.float32(form.eps), silu=form.gate == "silu",
-                         bound=np.float32(form.lower_bound or 0))  # fmt: skip
+                         bound=np.float32(np.nan if form.lower_bound is None else form.lower_bound))  # fmt: skip
     states = {name: State(values=values) for name, values in zip(FIELDS, updated, strict=True)}
     return out[:, None].astype(p.gate.dtype), cache | states

@@ -32,7 +32,7 @@ int Wrong(int64_t groups, int64_t each, int64_t keys, int64_t values, bool chann
   double past = fresh ? 0 : 0.5 * (taps - 1), y = 0.25 * (past + 1), silu = y * Sigma(y);
   double key = silu / std::sqrt(keys * silu * silu + 1e-6), query = key / std::sqrt(double(keys));
   double w = 0.25 * (past + 2), value = w * Sigma(w), r = std::exp(-0.5);
-  double decay = std::exp(bound ? bound * Sigma(r * 0.5) : -r * std::log1p(std::exp(0.5)));
+  double decay = std::exp(bound == bound ? bound * Sigma(r * 0.5) : -r * std::log1p(std::exp(0.5)));
   double held = fresh ? 0 : 0.7 * decay, after = held + key * Sigma(0.1) * (value - keys * key * held);
   double o = keys * query * after, normed = o / std::sqrt(o * o + 1e-5) * 1.5 * 0.7 * Sigma(0.7);
   for (int64_t i = 0; i < int64_t(state.size()); ++i)
@@ -56,9 +56,9 @@ int main() {
       for (int taps : {1, 4, 8})
         for (int64_t groups : {1, 3})
           for (bool fresh : {false, true}) {
-            wrong += Wrong<float>(groups, 2, keys, values, false, taps, fresh, 0);
+            wrong += Wrong<float>(groups, 2, keys, values, false, taps, fresh, NAN);
             wrong += Wrong<uint16_t>(groups, 1, keys, values, true, taps, fresh, -5);
-            wrong += Wrong<float>(groups, 1, keys, values, true, taps, fresh, 0);
+            wrong += Wrong<float>(groups, 1, keys, values, true, taps, fresh, NAN);
           }
   if (wrong) std::printf("%d wrong\n", wrong);
   return wrong != 0;
