@@ -2,17 +2,15 @@
 
 import einops
 import jax
-from jax.experimental.layout import Layout, with_layout_constraint
 
-from jaxwafer.ops.matmul.tpu import in_main_memory
+from jaxwafer.ops.main_memory import in_main_memory, in_order
 from jaxwafer.ops.pages import Pages
 
 
 def by_head(pages: Pages) -> list[jax.Array]:
     """Values [layers, blocks, heads, block, dim] and exponents [layers, blocks, heads, block]: the order in which tiles
     of a TPU's memory are full. The compiler keeps the cache in it, and nothing moves."""
-    values = _ordered(pages.values)
-    parts = [einops.rearrange(values, "l n s h d -> l n h s d")]
+    parts = [einops.rearrange(_ordered(pages.values), "l n s h d -> l n h s d")]
     if pages.exponent is not None:
         parts.append(einops.rearrange(_ordered(pages.exponent), "l n s h -> l n h s"))
     return [in_main_memory(part) for part in parts]
@@ -29,6 +27,5 @@ def from_by_head(parts: list[jax.Array]) -> Pages:
 
 def _ordered(x: jax.Array) -> jax.Array:
     """x [layers, blocks, block, heads, ...] in that order; left to itself, XLA keeps the exponents of one head with
-    blocks along the lanes, and turns all of them round at every layer. As with `in_main_memory`, in programs only."""
-    order = (0, 1, 3, 2, *range(4, x.ndim))
-    return with_layout_constraint(x, Layout(major_to_minor=order)) if isinstance(x, jax.core.Tracer) else x
+    blocks along the lanes."""
+    return in_order(x, (0, 1, 3, 2, *range(4, x.ndim)))

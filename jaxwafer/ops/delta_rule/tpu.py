@@ -6,11 +6,10 @@ Each is read once and written once, where it lies. More tokens go in chunks, in 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxwafer.ops.delta_rule import reference
-from jaxwafer.ops.matmul.tpu import in_main_memory
+from jaxwafer.ops.main_memory import in_main_memory, in_order
 from jaxwafer.ops.state import State
 
 # Heads of a grid step, where they are a multiple of it.
@@ -32,7 +31,7 @@ def recur(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Arra
           slot: jax.Array, start: jax.Array) -> tuple[jax.Array, State]:  # fmt: skip
     if q.shape[1] != 1:
         return reference.recur(q, k, v, g, beta, state, layer, slot, start)
-    stored, vectors = _in_order(state.values), [x[:, 0] for x in (q, k, v, g, beta[..., None])]
+    stored, vectors = in_order(state.values, range(5)), [x[:, 0] for x in (q, k, v, g, beta[..., None])]
     batch, heads, width = vectors[2].shape
     tile = heads if heads % HEADS else HEADS
     row, act = _rows(slot)
@@ -59,7 +58,7 @@ def recur(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, beta: jax.Arra
         ),
     )
     out, values = call(*scalars, *vectors, in_main_memory(stored))
-    return out[:, None], State(values=_in_order(values))
+    return out[:, None], State(values=in_order(values, range(5)))
 
 
 def _rows(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,12 +72,6 @@ def _rows(slot: jax.Array) -> tuple[jax.Array, jax.Array]:
     owner = jnp.where(before >= 0, before, jnp.argmax(slot >= 0).astype(jnp.int32))
     act = jnp.where(slot >= 0, STEP, jnp.where(before >= 0, LEAVE, PASS))
     return jnp.maximum(slot[owner], 0), act
-
-
-def _in_order(values: jax.Array) -> jax.Array:
-    """States with their axes as they are named, in programs: XLA might choose to keep them turned."""
-    order = tuple(range(values.ndim))
-    return with_layout_constraint(values, Layout(order)) if isinstance(values, jax.core.Tracer) else values
 
 
 def _kernel(layer, row, act, start, q, k, v, g, beta, before, out, after):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxwafer.ops.matmul.tpu import in_main_memory
+from jaxwafer.ops.main_memory import in_main_memory
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxwafer.ops.main_memory import in_main_memory
 from jaxwafer.ops.widen import bits, e2m1, wide_scale
 from jaxwafer.quant.array import QuantizedArray
 from jaxwafer.quant.formats import Format
@@ -23,10 +24,8 @@ OUTPUTS, ROWS, SLICE, LARGEST = 256, 128, 1024, 4 << 20
 
 
 def objection(dtype, form: Format, platform: str) -> str | None:
-    """Why this backend cannot run these inputs, or None. What is not quantised XLA multiplies as well."""
-    if platform not in PLATFORMS:
-        return f"not made for {platform}"
-    return f"no TPU kernel for {form.name} weights" if form.scale is None else objection_to(form, platform)
+    """Why this backend cannot run these inputs, or None."""
+    return objection_to(form, platform)
 
 
 def objection_to(form: Format, platform: str) -> str | None:
@@ -82,12 +81,6 @@ def arrays(weight: QuantizedArray) -> list[jax.Array]:
     are allocated in the layout asked for here, so nothing moves."""
     values, *scales = weight.parts.values()
     return [in_main_memory(part) for part in (values, *(jnp.swapaxes(bits(scale), -1, -2) for scale in scales))]
-
-
-def in_main_memory(x: jax.Array) -> jax.Array:
-    """An argument of a kernel that stays where it is: on some generations XLA would bring the whole stack into fast
-    memory, for the sake of one layer. An array that is no part of a program, as in tests, cannot be told so."""
-    return pltpu.with_memory_space_constraint(x, pltpu.HBM) if isinstance(x, jax.core.Tracer) else x
 
 
 def outputs_of_block(values: jax.Array) -> int:
