@@ -53,6 +53,7 @@ def test_rows_outside_the_cache_are_dropped_and_neither_clamped_nor_wrapped_onto
 
 
 @pytest.mark.parametrize("form", DTYPES)
+@pytest.mark.slow
 @pytest.mark.parametrize("heads, dim, block, tokens", [(3, 40, 32, 1), (1, 24, 16, 1), (3, 8, 16, 1), (2, 24, 16, 5),
                                                       (1, 40, 8, 30), (2, 8, 16, 16)])  # fmt: skip
 def test_every_backend_writes_what_the_reference_writes(form, heads, dim, block, tokens, write):

@@ -33,6 +33,7 @@ def test_the_reference_is_each_heads_own_product(name):
     np.testing.assert_allclose(got[1], np.einsum("bthk,hnk->bthn", latent, matrix), atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernels_agree_with_the_reference(name):
     """One token, and more than a tile of them."""

@@ -20,7 +20,7 @@ def interpreted():
         yield
 
 
-@pytest.mark.parametrize("shape", [(7, 45), (300, 2200)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 45), pytest.param((300, 2200), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_format_agrees_with_the_reference(name, shape):
     """Less than a block and a slice, and more of both; x shorter than the padded weight."""

@@ -79,6 +79,7 @@ def test_builds_once_runs_and_is_found_again(source, monkeypatch):
     assert native.kernel(source, "JaxwaferTwice") == kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [b"", b"not an object", None])
 def test_a_damaged_object_is_built_again(source, damage):
     compiler, version = native.find_compiler()
@@ -118,6 +119,7 @@ def test_key_follows_source_compiler_and_jaxlib(source, monkeypatch):
     assert len({key, with_header, native.cache_key(source, ["c++"], "1.0")}) == 3
 
 
+@pytest.mark.slow
 def test_several_builds_at_once(source):
     compiler, version = native.find_compiler()
     key = native.cache_key(source, compiler, version)

@@ -92,6 +92,7 @@ ROUTES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUTES)
 def test_the_engine_runs_the_ticks_that_are_simulated(name):
     partition, tokens = ROUTES[name]
