@@ -47,7 +47,7 @@ SCHEMA = {
     },
     "backends": {
         "matmul f32": {"backend": str, "reason": str}, "attention": {"backend": str, "reason": str},
-        "embedding": {"backend": str, "reason": str},
+        "embedding": {"backend": str, "reason": str}, "KV append": {"backend": str, "reason": str},
         "sampling": {"backend": str, "reason": str},
     },
     "versions": {"jaxwafer": str, "jax": str, "jaxlib": str, "python": str},
