@@ -259,7 +259,7 @@ def test_choice_and_its_reasons():
     for form in FORMS.values():
         for dtype in (jnp.float32, jnp.bfloat16):
             assert api.choose(dtype, [form], "cpu") == "cpu"
-        assert api.choose(jnp.float32, [form], "tpu") == ("tpu" if form.scale else "reference")
+        assert api.choose(jnp.float32, [form], "tpu") == ("reference" if form.name == "f16" else "tpu")
     odd = replace(FORMATS["int4"], name="int4-g16", group=16)
     assert api.explain(jnp.float32, odd, "cpu") == ("reference", "no kernel for int4-g16 weights")
     assert api.choose(jnp.float32, [FORMATS["int4"], odd], "cpu") == "reference"
