@@ -16,8 +16,8 @@ def append(pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, 
            backend: str) -> Pages:  # fmt: skip
     """Write rows [B, T, heads, head_dim] at (block, offset), int32 [B, T]; a block outside the pages is dropped.
 
-    A request's rows are of consecutive tokens, and no two requests write to the same block. A donated cache is updated in
-    place.
+    A request's rows are of consecutive tokens, and no two requests write to the same block. A donated cache is updated
+    in place.
     """
     return BACKENDS[backend].append(pages, layer, block, offset, rows)
 
