@@ -2,12 +2,10 @@
 
 import jax
 
-from jaxwafer.ops.linear_attention.form import Form
+from jaxwafer.ops.linear_attention.form import VECTORS, Form
 from jaxwafer.ops.operations import Operations
 from jaxwafer.ops.state import State
 from jaxwafer.ops.step import Step
-
-VECTORS = ("q_conv", "k_conv", "v_conv", "a_log", "dt_bias", "o_norm")
 
 
 def advance(form: Form, weights: dict, layer: jax.Array, carry: dict, cache: dict[str, State], slot: jax.Array,

@@ -8,13 +8,12 @@ import numpy as np
 
 from jaxwafer.ops import native
 from jaxwafer.ops.linear_attention import reference
-from jaxwafer.ops.linear_attention.form import Form, Projected
+from jaxwafer.ops.linear_attention.form import VECTORS, Form, Projected
 from jaxwafer.ops.state import State
 from jaxwafer.ops.step import Step
 
 SOURCE = Path(__file__).with_suffix(".cc")
 FIELDS = ("state", "q_past", "k_past", "v_past")
-VECTORS = ("q_conv", "k_conv", "v_conv", "dt_bias", "a_log", "o_norm")
 
 
 def objection(dtype, platform: str) -> str | None:

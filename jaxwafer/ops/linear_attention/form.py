@@ -6,6 +6,9 @@ from typing import Literal
 import flax.struct
 import jax
 
+# Weights beside the products, in the order in which the CPU's kernel takes them.
+VECTORS = ("q_conv", "k_conv", "v_conv", "dt_bias", "a_log", "o_norm")
+
 
 @dataclass(frozen=True)
 class Form:
