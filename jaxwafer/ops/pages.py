@@ -4,7 +4,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.ops.bits import from_bits
+from jaxwafer.ops.bits import from_bits, to_bits
 from jaxwafer.quant.formats import E4M3_MAX
 
 
@@ -37,6 +37,14 @@ def read(pages: Pages, layer: jax.Array, blocks: jax.Array, dtype) -> jax.Array:
         values = values * scale[..., None]
     batch, count, block, heads, dim = values.shape
     return values.reshape(batch, count * block, heads, dim)
+
+
+def as_stored(pages: Pages, rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Rows [..., head_dim] as `pages` keeps them: values, and exponents [...] or None."""
+    if pages.exponent is None:
+        return to_bits(rows, pages.values.dtype), None
+    scaled, exponent = to_fp8(rows)
+    return to_bits(scaled, pages.values.dtype), exponent
 
 
 def to_fp8(rows: jax.Array) -> tuple[jax.Array, jax.Array]:

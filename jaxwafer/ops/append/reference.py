@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxwafer.ops.bits import to_bits
-from jaxwafer.ops.pages import Pages, to_fp8
+from jaxwafer.ops.pages import Pages, as_stored
 
 
 def objection(dtype, platform: str) -> str | None:
@@ -19,11 +18,8 @@ def description() -> str:
 def append(pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array) -> Pages:
     # A scatter drops what lies past the end but wraps what is negative.
     block = jnp.where(block < 0, pages.blocks, block)
-    if pages.exponent is None:
-        bits = to_bits(rows, pages.values.dtype)
-        return pages.replace(values=pages.values.at[layer, block, offset].set(bits, mode="drop"))
-    scaled, exponent = to_fp8(rows)
-    return Pages(
-        values=pages.values.at[layer, block, offset].set(to_bits(scaled, pages.values.dtype), mode="drop"),
-        exponent=pages.exponent.at[layer, block, offset].set(exponent, mode="drop"),
-    )
+    values, exponent = as_stored(pages, rows)
+    written = pages.values.at[layer, block, offset].set(values, mode="drop")
+    if exponent is None:
+        return pages.replace(values=written)
+    return Pages(values=written, exponent=pages.exponent.at[layer, block, offset].set(exponent, mode="drop"))

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxwafer.ops.bits import to_bits
 from jaxwafer.ops.by_head import by_head, from_by_head
-from jaxwafer.ops.pages import Pages, to_fp8
+from jaxwafer.ops.pages import Pages, as_stored
 
 # Blocks in fast memory together, and most bytes of these and their new rows.
 GROUP, LARGEST = 8, 8 << 20
@@ -32,11 +31,7 @@ def description() -> str:
 
 def append(pages: Pages, layer: jax.Array, block: jax.Array, offset: jax.Array, rows: jax.Array) -> Pages:
     stored = by_head(pages)
-    if pages.exponent is None:
-        new = [to_bits(rows, pages.values.dtype)]
-    else:
-        scaled, exponent = to_fp8(rows)
-        new = [to_bits(scaled, pages.values.dtype), exponent]
+    new = [part for part in as_stored(pages, rows) if part is not None]
     # Mosaic chooses between numbers of 32 bits.
     new = [a.astype(jnp.float32 if a.dtype == jnp.float32 else jnp.int32) for a in new]
     block = jnp.where((block >= 0) & (block < pages.blocks), block, -1)
